@@ -1,0 +1,1 @@
+"""One file a schema version, named after its number."""

@@ -1,0 +1,81 @@
+"""The shipped recipes: every workload derives to the operation it states, and the model tables are whole."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilescale.spec.op import Spec, matmul, redistribute
+from tilescale.spec.operation import OPERATIONS
+from tilescale.spec.tensor import Tensor
+from tilescale.spec.topology import Topology
+from tilescale.spec.views import parse_view
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+FILES = sorted(RECIPES.glob("*/*.toml"))
+WORKLOADS = [path for path in FILES if path.parent.name != "models"]
+MODELS = [path for path in FILES if path.parent.name == "models" and path.stem != "m_buckets"]
+
+
+def tensor(table: dict[str, Any]) -> Tensor:
+    return Tensor(tuple(table["shape"]), table["dtype"], parse_view(table["view"]), table.get("order", "row"))
+
+
+def declared(workload: dict[str, Any], topology: Topology) -> Spec:
+    if "x" in workload:
+        return redistribute(tensor(workload["x"]), workload["to"], topology)
+    return matmul(tensor(workload["a"]), tensor(workload["b"]), workload["out"], topology)
+
+
+def test_recipes_are_there() -> None:
+    assert {path.parent.name for path in WORKLOADS} == {"ag_gemm", "all_gather"}
+    assert len(MODELS) == 7
+
+
+@pytest.mark.parametrize("path", WORKLOADS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_workload_is_the_operation_it_states(path: Path, ranks: int) -> None:
+    recipe = tomllib.loads(path.read_text())
+    assert recipe["title"]
+    assert set(recipe["tune"]) == {"trials", "seconds", "seed"}
+    assert recipe["topology"]["kind"] == "scale_model"
+    topology = Topology.scale_model(recipe["topology"]["name"], ranks=ranks)
+    specs = [declared(workload, topology) for workload in recipe["workload"]]
+    assert [spec.op for spec in specs] == [workload["op"] for workload in recipe["workload"]]
+    assert {spec.op for spec in specs} == {path.parent.name}
+    assert all(spec.kernels for spec in specs)
+    assert len({workload["name"] for workload in recipe["workload"]}) == len(specs)
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_layer_of_a_model_is_the_operation_it_states(path: Path, ranks: int) -> None:
+    recipe = tomllib.loads(path.read_text())
+    assert recipe["model"] == path.stem
+    assert recipe["layer"]
+    views = {"ag_gemm": ("FullRow", "FullCol", "FullCol"), "gemm_rs": ("FullCol", "FullRow", "FullRow")}
+    views["gemm_ar"] = ("FullCol", "FullRow", "Replicate")
+    topology = Topology.named("8xH200-NVSwitch", ranks=ranks)
+    for layer in recipe["layer"]:
+        assert set(layer) == {"layer", "op", "N", "K"}
+        assert layer["op"] in OPERATIONS
+        a, b, out = views[layer["op"]]
+        spec = matmul(
+            Tensor((4096, layer["K"]), "bfloat16", parse_view(a)),
+            Tensor((layer["K"], layer["N"]), "bfloat16", parse_view(b), "col"),
+            out,
+            topology,
+        )
+        assert spec.op == layer["op"]
+        divided = layer["N"] if layer["op"] == "ag_gemm" else layer["K"]
+        assert divided % ranks == 0
+
+
+def test_token_counts_rise() -> None:
+    counts = tomllib.loads((RECIPES / "models" / "m_buckets.toml").read_text())["M"]
+    assert counts == sorted(set(counts))
+    assert counts[0] == 1
+    assert counts[-1] == 32768

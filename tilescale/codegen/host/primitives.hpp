@@ -1,0 +1,164 @@
+// The primitives of the device library on a CPU (the twin of include/tilescale/ptx.cuh), for kernel text compiled with
+// TS_HOST. Declarations without any standard header, so that a candidate compiles in a tenth of a second; the bodies are
+// in the runtime library (runtime.cpp), where every CUDA thread is a fiber.
+// Every call may switch to other fibers. What is not modelled: weak memory and proxy fences.
+#pragma once
+#include "tilescale/abi.cuh"
+
+#define TS_DEV inline
+#define TS_KERNEL(name, threads) extern "C" void name
+#define TS_GRID_CONST const
+#define TS_SMEM(name) unsigned char* const name = ::ts::host::shared_memory()
+
+namespace ts {
+
+struct alignas(16) U128 {
+  u32 x, y, z, w;
+};
+
+// Host form of a tensor map: up to three dimensions, the innermost first. 128 bytes like CUtensorMap.
+// runtime/emulator.py packs the same layout.
+struct alignas(64) TensorMap {
+  u64 base;
+  u64 dims[3];        // elements
+  u64 strides[2];     // bytes between neighbours in dimensions 1 and 2
+  u32 box[3];         // elements
+  u32 element_bytes;
+  u32 swizzle;        // 1: 128-byte swizzle
+  u32 reserved0;
+  u64 reserved[7];
+};
+static_assert(sizeof(TensorMap) == 128, "the size of CUtensorMap");
+
+struct Bf16 {
+  static constexpr u32 kFormat = 0;
+};
+struct Fp16 {
+  static constexpr u32 kFormat = 1;
+};
+struct Fp32 {};
+
+template <class A, class B>
+struct Same {
+  static constexpr bool value = false;
+};
+template <class A>
+struct Same<A, A> {
+  static constexpr bool value = true;
+};
+
+// A matrix in shared memory, 128-byte swizzle.
+struct Descriptor {
+  u64 address;
+  u32 slab_bytes;     // MN-major: distance of slabs of 64 columns
+};
+
+namespace host {
+unsigned char* shared_memory();
+void load(void* value, const void* p, u32 bytes);
+void store(void* p, const void* value, u32 bytes);
+void bulk_wait(u32 groups);
+void bulk_wait_read(u32 groups);
+void wg_wait(u32 groups);
+void wgmma(float* d, u32 n, bool transpose_b, u32 format, Descriptor a, Descriptor b);
+u16 round_fp16(float value);
+
+inline u16 round_bf16(float value) {
+  u32 bits;
+  __builtin_memcpy(&bits, &value, 4);
+  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return 0x7FFF;
+  return static_cast<u16>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
+}
+}  // namespace host
+
+// Threads of a block.
+__attribute__((const)) u32 thread();
+__attribute__((const)) u32 block();
+__attribute__((const)) u32 num_blocks();
+void sync();
+void named_barrier(u32 id, u32 threads);
+template <int N>
+inline void reg_inc() {}
+template <int N>
+inline void reg_dec() {}
+
+// Global memory. Logged under the current step of the calling thread.
+template <class T>
+inline T load(const T* p) {
+  T value;
+  host::load(&value, p, sizeof(T));
+  return value;
+}
+template <class T>
+inline void store(T* p, T value) {
+  host::store(p, &value, sizeof(T));
+}
+u32 atomic_add(u32* p, u32 value);
+u32 load_acquire(const u32* p);
+u32 load_relaxed(const u32* p);
+void fence_system();
+void signal_add(u32* p, u32 value);
+void pause_until(const u32* p, u32 target);
+u64 time_ns();
+
+// Asynchronous copies and mbarriers.
+void mb_init(u64* barrier, u32 arrivals);
+void mb_fence_init();
+void mb_expect(u64* barrier, u32 bytes);
+void mb_arrive(u64* barrier);
+bool mb_try_wait(u64* barrier, u32 parity);
+void tma_load_2d(void* smem, const TensorMap* map, u64* barrier, int x, int y);
+void tma_load_3d(void* smem, const TensorMap* map, u64* barrier, int x, int y, int z);
+void bulk_load(void* smem, const void* global, u32 bytes, u64* barrier);
+void bulk_store(void* global, const void* smem, u32 bytes);
+void bulk_commit();
+template <int N>
+inline void bulk_wait() {
+  host::bulk_wait(N);
+}
+template <int N>
+inline void bulk_wait_read() {
+  host::bulk_wait_read(N);
+}
+void fence_async_smem();
+void fence_async_global();
+
+// The tensor core: a warpgroup of 128 threads works together.
+inline Descriptor desc_k_major(const void* smem) {
+  return {reinterpret_cast<u64>(smem), 0};
+}
+inline Descriptor desc_mn_major(const void* smem, u32 slab_bytes) {
+  return {reinterpret_cast<u64>(smem), slab_bytes};
+}
+inline Descriptor advance(Descriptor d, u32 bytes) {
+  return {d.address + bytes, d.slab_bytes};
+}
+void wg_fence();
+void wg_commit();
+template <int N>
+inline void wg_wait() {
+  host::wg_wait(N);
+}
+// d (64 x N, fp32 fragments) += a (64 x 16) b (16 x N).
+template <int N, bool kTransposeB, class T>
+inline void wgmma(float (&d)[N / 2], Descriptor a, Descriptor b) {
+  static_assert(N % 8 == 0 && N >= 8 && N <= 256, "wgmma takes N in steps of 8 up to 256");
+  host::wgmma(d, N, kTransposeB, T::kFormat, a, b);
+}
+
+// Round to nearest even.
+template <class T>
+inline u16 pack1(float value) {
+  return T::kFormat == Bf16::kFormat ? host::round_bf16(value) : host::round_fp16(value);
+}
+template <class T>
+inline u32 pack2(float low, float high) {
+  return pack1<T>(low) | (static_cast<u32>(pack1<T>(high)) << 16);
+}
+
+// The log of the emulator. `log_wait` notes what a wait wants even where the counter is there already.
+void step_begin(u32 id);
+void step_end();
+void log_wait(const u32* p, u32 target);
+
+}  // namespace ts

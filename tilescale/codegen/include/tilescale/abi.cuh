@@ -1,0 +1,67 @@
+// The values that host and device share: step tables, block tables, kernel arguments, failure records.
+// tilescale/codegen/table.py packs the same layouts; a test compares sizes and offsets.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+namespace ts {
+
+enum StepKind : u32 { kCopy = 1, kSignal = 2, kWait = 3, kGemm = 4 };
+
+// One row of a step table (64 bytes).
+struct Step {
+  u32 kind;
+  u32 id;          // number of the step in the plan of this rank
+  u32 source;      // copy: pointer slot read; signal: rank signalled; gemm: first tensor map of A
+  u32 target;      // copy: pointer slot written; gemm: pointer slot of the output
+  u32 counter;     // signal, wait
+  u32 value;       // signal: added by each block; wait: growth wanted in this call. gemm: versions of A (1 or 2)
+  u32 per_call;    // wait: growth of the counter in one call
+  u32 rows;        // gemm: rows of the segment
+  u64 source_offset;  // copy: bytes into the slot; gemm: first row of A inside its shard
+  u64 target_offset;  // copy: bytes into the slot; gemm: bytes into the output
+  u64 size;        // copy: bytes; gemm: index of the shard in A's tensor map
+  u32 first_tile;  // gemm: number of tiles in the segments before this one
+  u32 reserved;
+};
+
+// What one block of a launch does.
+enum RoleKind : u32 { kCopyRole = 1, kGemmRole = 2 };
+struct Block {
+  u32 role;        // RoleKind
+  u32 first_step;  // into the step table of the launch
+  u32 num_steps;
+  u32 index;       // number of this block in its gang
+  u32 gang;        // blocks of the gang
+  u32 reserved[3];
+};
+
+// Lives in device memory of the rank, made once a workspace. The host reads `failed` after a call.
+struct State {
+  u32 calls;       // calls that have completed: the epoch
+  u32 exits;       // blocks of the last launch that have finished
+  u32 failed;      // 1 once a wait ran out of time; every later wait returns at once
+  u32 failed_rank, failed_step, failed_counter, wanted, found;
+};
+
+constexpr u32 kMaxSlots = 96;
+constexpr u32 kMaxRanks = 72;
+
+// Kernel argument, by value.
+struct Arguments {
+  u64 base[kMaxSlots];      // address of each pointer slot
+  u64 stride[kMaxSlots];    // bytes added to it in odd calls (buffers of two versions), else 0
+  u64 counters[kMaxRanks];  // counters of each rank
+  State* state;
+  const Step* steps;
+  const Block* blocks;
+  u64 time_limit_ns;        // of one wait
+  u32 rank;
+  u32 last;                 // 1: the last launch of a call, it advances the epoch
+  u32 n, k;                 // gemm: columns of B and of the output; contraction
+};
+
+}  // namespace ts

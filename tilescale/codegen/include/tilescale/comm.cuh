@@ -1,0 +1,82 @@
+// Counters between ranks: signals, waits with a time limit, the epoch.
+#pragma once
+
+namespace ts {
+
+struct Maps {
+  TensorMap a[3];  // own shard; gathered operand of even calls; of odd calls
+  TensorMap b;
+};
+
+// What a block knows of its call.
+struct Call {
+  const Arguments* args;
+  u32 calls;  // completed before this one
+
+  TS_DEV u8* at(u32 slot, u64 offset) const {
+    return (u8*)(args->base[slot] + offset + ((calls & 1u) ? args->stride[slot] : 0ull));
+  }
+};
+
+TS_DEV void report_failure(const Call& call, u32 step, u32 counter, u32 wanted, u32 found) {
+  State* state = call.args->state;
+  if (atomic_add(&state->failed, 1u) == 0u) {
+    state->failed_rank = call.args->rank;
+    state->failed_step = step;
+    state->failed_counter = counter;
+    state->wanted = wanted;
+    state->found = found;
+  }
+}
+
+// A barrier in shared memory completes unless the block itself is broken, so the limit counts tries (each suspends the
+// thread for up to a scheduling quantum), and costs no clock reads.
+constexpr u32 kBarrierTries = 1u << 24;
+constexpr u32 kNoCounter = 0xFFFFFFFFu;
+
+TS_DEV void barrier_wait(const Call& call, const Step& step, u64* barrier, u32 parity) {
+  for (u32 tries = 0; !mb_try_wait(barrier, parity); ++tries) {
+    if (tries == kBarrierTries) {
+      report_failure(call, step.id, kNoCounter, parity, parity ^ 1u);
+      return;
+    }
+  }
+}
+
+// One thread. Past the time limit, or once any wait of this rank has failed, it returns: the kernel drains and the host
+// finds the failure record. Counters grow over all calls, so the comparison is by difference.
+TS_DEV void wait_step(const Call& call, const Step& step) {
+  const u32* counter = (const u32*)call.args->counters[call.args->rank] + step.counter;
+  const u32 target = call.calls * step.per_call + step.value;
+  u32 found = load_acquire(counter);
+  if ((int)(found - target) >= 0) return;
+  const u64 start = time_ns();
+  while (load_relaxed(&call.args->state->failed) == 0u) {
+    pause_until(counter, target);
+    found = load_acquire(counter);
+    if ((int)(found - target) >= 0) return;
+    if (time_ns() - start > call.args->time_limit_ns) {
+      report_failure(call, step.id, step.counter, target, found);
+      return;
+    }
+  }
+}
+
+// One thread, behind a block barrier. `fence` is false where the step before was a signal too.
+TS_DEV void signal_step(const Call& call, const Step& step, bool fence) {
+  if (fence) fence_system();
+  signal_add((u32*)call.args->counters[step.source] + step.counter, step.value);
+}
+
+// One thread of every participant of the last launch: whoever comes last completes the call. All have read `calls` by
+// then. `participants` is 0 in launches that are not the last.
+TS_DEV void finish(const Call& call, u32 participants) {
+  if (participants == 0u) return;
+  State* state = call.args->state;
+  if (atomic_add(&state->exits, 1u) + 1u == participants) {
+    store(&state->exits, 0u);
+    store(&state->calls, call.calls + 1u);
+  }
+}
+
+}  // namespace ts

@@ -1,0 +1,122 @@
+// Copy roles: put, get and local copies by the blocks of a gang, each with an even share of the bytes.
+#pragma once
+
+namespace ts {
+
+template <int kBytes> struct UnitOf;
+template <> struct UnitOf<1> { typedef u8 type; };
+template <> struct UnitOf<2> { typedef u16 type; };
+template <> struct UnitOf<4> { typedef u32 type; };
+template <> struct UnitOf<8> { typedef u64 type; };
+template <> struct UnitOf<16> { typedef U128 type; };
+
+struct Share { u64 begin, end; };  // units
+
+TS_DEV Share share_of(u64 units, u32 index, u32 gang) {
+  const u64 each = (units + gang - 1) / gang;
+  const u64 begin = each * index < units ? each * index : units;
+  return {begin, begin + each < units ? begin + each : units};
+}
+
+// Loads and stores by all threads, `copy_unroll` accesses in flight each.
+template <class C> TS_DEV void copy_by_threads(const u8* from, u8* to, u64 size, const Block& me) {
+  typedef typename UnitOf<C::copy_unit>::type Unit;
+  const Unit* source = (const Unit*)from;
+  Unit* target = (Unit*)to;
+  const Share share = share_of(size / C::copy_unit, me.index, me.gang);
+  constexpr u32 kStride = C::threads;
+  u64 i = share.begin + thread();
+  for (; i + (C::copy_unroll - 1) * (u64)kStride < share.end; i += C::copy_unroll * (u64)kStride) {
+    Unit held[C::copy_unroll];
+#pragma unroll
+    for (int u = 0; u < C::copy_unroll; ++u) held[u] = load(source + i + u * kStride);
+#pragma unroll
+    for (int u = 0; u < C::copy_unroll; ++u) store(target + i + u * kStride, held[u]);
+  }
+  for (; i < share.end; i += kStride) store(target + i, load(source + i));
+}
+
+// A ring of shared-memory tiles that bulk copies pass through; `tiles` counts all that have passed.
+struct TilePipe {
+  u8* smem;
+  u64* full;
+  u32 tiles;
+};
+
+// Bulk copies by one thread: load tile i, store it, and reuse the slot of tile i - 1 once that has been read.
+template <class C>
+TS_DEV void copy_by_tma(const Call& call, const Step& step, const u8* from, u8* to, const Block& me, TilePipe& pipe) {
+  const Share units = share_of(step.size / 16, me.index, me.gang);
+  const u64 begin = units.begin * 16, end = units.end * 16;
+  const u32 count = (u32)((end - begin + C::copy_tile_bytes - 1) / C::copy_tile_bytes);
+  u32 loaded = 0;
+  auto load_next = [&]() {
+    const u32 slot = (pipe.tiles + loaded) % C::copy_stages;
+    const u64 offset = begin + (u64)loaded * C::copy_tile_bytes;
+    const u32 bytes = (u32)(end - offset < C::copy_tile_bytes ? end - offset : C::copy_tile_bytes);
+    mb_expect(&pipe.full[slot], bytes);
+    bulk_load(pipe.smem + slot * C::copy_tile_bytes, from + offset, bytes, &pipe.full[slot]);
+    ++loaded;
+  };
+  while (loaded < count && loaded < C::copy_stages) load_next();
+  for (u32 i = 0; i < count; ++i) {
+    const u32 slot = (pipe.tiles + i) % C::copy_stages;
+    const u32 parity = ((pipe.tiles + i) / C::copy_stages) & 1u;
+    const u64 offset = begin + (u64)i * C::copy_tile_bytes;
+    const u32 bytes = (u32)(end - offset < C::copy_tile_bytes ? end - offset : C::copy_tile_bytes);
+    barrier_wait(call, step, &pipe.full[slot], parity);
+    bulk_store(to + offset, pipe.smem + slot * C::copy_tile_bytes, bytes);
+    bulk_commit();
+    if (i > 0 && loaded < count) {
+      bulk_wait_read<1>();
+      load_next();
+    }
+  }
+  bulk_wait<0>();  // the destination is written, not only the tile read: a signal may follow
+  pipe.tiles += count;
+}
+
+template <class C> TS_DEV void copy_step(const Call& call, const Step& step, const Block& me, TilePipe& pipe) {
+  const u8* from = call.at(step.source, step.source_offset);
+  u8* to = call.at(step.target, step.target_offset);
+  if constexpr (C::copy_tma) {
+    if (thread() == 0) copy_by_tma<C>(call, step, from, to, me, pipe);
+  } else {
+    copy_by_threads<C>(from, to, step.size, me);
+  }
+}
+
+// Walks the steps of a copy gang. All threads of the block.
+template <class C> TS_DEV void copy_role(const Call& call, const Block& me, u8* smem) {
+  TilePipe pipe{smem, (u64*)(smem + C::copy_stages * C::copy_tile_bytes), 0};
+  if constexpr (C::copy_tma) {
+    if (thread() == 0) {
+      for (int i = 0; i < C::copy_stages; ++i) mb_init(&pipe.full[i], 1);
+      mb_fence_init();
+    }
+    sync();
+  }
+  bool signalled = false;
+  for (u32 i = 0; i < me.num_steps; ++i) {
+    const Step step = call.args->steps[me.first_step + i];
+    step_begin(step.id);
+    if (step.kind == kCopy) {
+      copy_step<C>(call, step, me, pipe);
+    } else if (step.kind == kSignal) {
+      if (!signalled) sync();
+      if (thread() == 0) signal_step(call, step, !signalled);
+    } else if (step.kind == kWait) {
+      if (thread() == 0) {
+        wait_step(call, step);
+        if constexpr (C::copy_tma) fence_async_global();
+      }
+      sync();
+    }
+    signalled = step.kind == kSignal;
+    step_end();
+  }
+  sync();
+  if (thread() == 0) finish(call, call.args->last);
+}
+
+}  // namespace ts

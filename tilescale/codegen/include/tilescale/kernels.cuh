@@ -1,0 +1,42 @@
+// Kernel families. A generated kernel is one Config (constants), and one line that names its entry point:
+//
+//   struct Config { static constexpr int threads = 384; ... };
+//   TILESCALE_KERNEL(name, Config)
+//
+// Which steps a block walks comes from tables, so most knobs need no other binary.
+#pragma once
+#ifdef TS_HOST
+#include "primitives.hpp"
+#else
+#include "ptx.cuh"
+#include "mma.cuh"
+#endif
+#include "comm.cuh"
+#include "copy.cuh"
+#include "gemm.cuh"
+
+namespace ts {
+
+template <class C> TS_DEV void execute(const Arguments& args, const Maps& maps, u8* smem) {
+  const Call call{&args, load_relaxed(&args.state->calls)};
+  const Block me = args.blocks[block()];
+  if constexpr (C::has_copy && C::has_gemm) {
+    if (me.role == kGemmRole) {
+      gemm_role<C>(call, maps, me, smem);
+    } else {
+      copy_role<C>(call, me, smem);
+    }
+  } else if constexpr (C::has_gemm) {
+    gemm_role<C>(call, maps, me, smem);
+  } else {
+    copy_role<C>(call, me, smem);
+  }
+}
+
+}  // namespace ts
+
+#define TILESCALE_KERNEL(name, Config)                                                              \
+  TS_KERNEL(name, Config::threads)(TS_GRID_CONST ts::Arguments args, TS_GRID_CONST ts::Maps maps) { \
+    TS_SMEM(smem);                                                                                  \
+    ts::execute<Config>(args, maps, smem);                                                          \
+  }

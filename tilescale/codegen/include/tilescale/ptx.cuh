@@ -1,0 +1,118 @@
+// Device primitives: one PTX instruction (or one idiom) each. The emulator has a twin of every name in
+// codegen/host/primitives.hpp, so kernels use these and nothing else.
+#pragma once
+#include "abi.cuh"
+
+#define TS_DEV __device__ __forceinline__
+#define TS_GRID_CONST const __grid_constant__
+#define TS_KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads, 1) name
+#define TS_SMEM(name) extern __shared__ __align__(1024) unsigned char name[]
+
+namespace ts {
+
+struct alignas(64) TensorMap { u64 opaque[16]; };
+struct alignas(16) U128 { u32 x, y, z, w; };
+struct Bf16 {};
+struct Fp16 {};
+struct Fp32 {};
+
+// ---- threads and barriers ------------------------------------------------------------------------------------------
+TS_DEV u32 thread() { return threadIdx.x; }
+TS_DEV u32 block() { return blockIdx.x; }
+TS_DEV u32 num_blocks() { return gridDim.x; }
+TS_DEV void sync() { __syncthreads(); }
+TS_DEV void named_barrier(u32 id, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+template <int N> TS_DEV void reg_inc() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
+template <int N> TS_DEV void reg_dec() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
+
+// The emulator logs memory accesses under the step between these.
+TS_DEV void step_begin(u32) {}
+TS_DEV void step_end() {}
+
+// ---- global memory -------------------------------------------------------------------------------------------------
+template <class T> TS_DEV T load(const T* p) { return *p; }
+template <class T> TS_DEV void store(T* p, T v) { *p = v; }
+TS_DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// ---- counters across ranks -----------------------------------------------------------------------------------------
+TS_DEV u32 load_acquire(const u32* p) {
+  u32 v;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+TS_DEV u32 load_relaxed(const u32* p) {
+  u32 v;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+// One system fence serves all the relaxed signals behind it; a release each would cost a system barrier each.
+TS_DEV void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+TS_DEV void signal_add(u32* p, u32 v) { asm volatile("red.relaxed.sys.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+TS_DEV u32 atomic_add(u32* p, u32 v) {
+  u32 old;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+  return old;
+}
+TS_DEV u64 time_ns() {
+  u64 t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  return t;
+}
+TS_DEV void pause_until(const u32*, u32) { __nanosleep(32); }
+
+// ---- mbarriers -----------------------------------------------------------------------------------------------------
+TS_DEV void mb_init(u64* b, u32 n) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(n) : "memory"); }
+TS_DEV void mb_fence_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+TS_DEV void mb_expect(u64* b, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes) : "memory");
+}
+TS_DEV void mb_arrive(u64* b) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory"); }
+TS_DEV bool mb_try_wait(u64* b, u32 parity) {
+  u32 done;
+  asm volatile(
+      "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done) : "r"(shared_address(b)), "r"(parity) : "memory");
+  return done != 0;
+}
+
+// ---- asynchronous copies -------------------------------------------------------------------------------------------
+TS_DEV void tma_load_2d(void* smem, const TensorMap* map, u64* b, int x, int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+      ::"r"(shared_address(smem)), "l"(map), "r"(shared_address(b)), "r"(x), "r"(y) : "memory");
+}
+TS_DEV void tma_load_3d(void* smem, const TensorMap* map, u64* b, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
+      ::"r"(shared_address(smem)), "l"(map), "r"(shared_address(b)), "r"(x), "r"(y), "r"(z) : "memory");
+}
+TS_DEV void bulk_load(void* smem, const void* global, u32 bytes, u64* b) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               ::"r"(shared_address(smem)), "l"(global), "r"(bytes), "r"(shared_address(b)) : "memory");
+}
+TS_DEV void bulk_store(void* global, const void* smem, u32 bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared_address(smem)), "r"(bytes) : "memory");
+}
+TS_DEV void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// All but the N youngest groups have written their destination.
+template <int N> TS_DEV void bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory"); }
+// All but the N youngest groups have read shared memory; nothing is said of their writes.
+template <int N> TS_DEV void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
+TS_DEV void fence_async_smem() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+TS_DEV void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+// ---- conversions ---------------------------------------------------------------------------------------------------
+template <class T> TS_DEV u32 pack2(float low, float high);
+template <> TS_DEV u32 pack2<Bf16>(float low, float high) {
+  u32 v;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+  return v;
+}
+template <> TS_DEV u32 pack2<Fp16>(float low, float high) {
+  u32 v;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+  return v;
+}
+template <class T> TS_DEV u16 pack1(float v) { return (u16)pack2<T>(v, 0.f); }
+
+}  // namespace ts

@@ -1,0 +1,34 @@
+"""Algorithms: which rank sends which chunk to whom, in which order. One file each; sorted discovery finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tilescale.registry import Registry
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Chunk `chunk` of rank `source`'s shard goes to rank `target`."""
+
+    source: int
+    target: int
+    chunk: int
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """How a gather is carried out.
+
+    `outgoing(rank, world, chunks, order)` and `incoming(...)` list the transfers that a rank pushes, and those that it
+    pulls or expects, in order. `order` is "peer_major" or "chunk_major".
+    """
+
+    name: str
+    summary: str
+    outgoing: Callable[[int, int, int, str], tuple[Transfer, ...]]
+    incoming: Callable[[int, int, int, str], tuple[Transfer, ...]]
+
+
+ALGORITHMS: Registry[Algorithm] = Registry("algorithm", package="tilescale.schedules.algorithms")

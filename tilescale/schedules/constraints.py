@@ -1,0 +1,133 @@
+"""Named constraints: what makes a point of the crossed space infeasible. The first that fails is the one counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tilescale.schedules.knob import BY_NAME
+from tilescale.schedules.lower import gemm_shared_bytes
+from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.transports import TRANSPORTS
+from tilescale.spec.op import Spec
+
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """`holds(spec, schedule)`; `rule` says in words what holds."""
+
+    name: str
+    rule: str
+    holds: Callable[[Spec, Schedule], bool]
+
+
+def _generated(spec: Spec, s: Schedule) -> bool:
+    return spec.operation.compute == "gemm" and s.compute == "generated"
+
+
+@lru_cache(maxsize=64)
+def _local_rows(spec: Spec) -> tuple[int, ...]:
+    return tuple(spec.inputs[0].local_shape(rank, spec.world)[0] for rank in range(spec.world))
+
+
+@lru_cache(maxsize=64)
+def _row_bytes(spec: Spec) -> int:
+    operand = spec.inputs[0]
+    elements = 1
+    for size in operand.local_shape(0, spec.world)[1:]:
+        elements *= size
+    return elements * operand.itemsize
+
+
+def num_chunks(spec: Spec, s: Schedule) -> int:
+    """Chunks of a shard."""
+    rows = _local_rows(spec)[0]
+    return -(-rows // s.chunk_rows) if s.chunk_rows else 1
+
+
+def _chunk_within_shard(spec: Spec, s: Schedule) -> bool:
+    if s.overlap == "none":
+        return True
+    domain = [int(v) for v in BY_NAME["chunk_rows"].domain]
+    smaller = [v for v in domain if v < s.chunk_rows]
+    return not smaller or smaller[-1] < _local_rows(spec)[0]
+
+
+def _whole_tiles(spec: Spec, s: Schedule) -> bool:
+    return not _generated(spec, s) or s.chunk_rows % s.block_m == 0 or s.chunk_rows >= _local_rows(spec)[0]
+
+
+def _depth_within_transfers(spec: Spec, s: Schedule) -> bool:
+    parts = num_chunks(spec, s) * ((spec.world - 1) if s.overlap == "fused" else 1)
+    return s.depth <= parts
+
+
+def _order_matters(spec: Spec, s: Schedule) -> bool:
+    return s.chunk_order == "peer_major" or (num_chunks(spec, s) > 1 and spec.world > 2)
+
+
+def _comm_blocks_fit(spec: Spec, s: Schedule) -> bool:
+    share = spec.topology.sm_share
+    return s.num_comm_blocks <= (share if s.overlap == "none" else share // 2)
+
+
+def _operand_alignment(spec: Spec, s: Schedule) -> bool:
+    """Tensor maps want row pitches in 16 bytes."""
+    if not _generated(spec, s):
+        return True
+    b = spec.inputs[1]
+    k, n = b.local_shape(0, spec.world)
+    return _row_bytes(spec) % 16 == 0 and (k if b.order == "col" else n) * b.itemsize % 16 == 0
+
+
+def _index_range(spec: Spec, s: Schedule) -> bool:
+    if not _generated(spec, s):
+        return True
+    m, n, k = spec.mnk
+    return max(m, n, k) < 2**31 and (-(-m // s.block_m)) * (-(-n // s.block_n)) < 2**31
+
+
+CONSTRAINTS: tuple[Constraint, ...] = (
+    Constraint("even_shards", "every rank holds the same number of rows",
+               lambda spec, s: len(set(_local_rows(spec))) == 1),
+    Constraint("rows_contiguous", "the gathered operand is row-major, so that a chunk of rows is contiguous",
+               lambda spec, s: spec.inputs[0].order == "row"),
+    Constraint("output_dtype", "generated products are stored as bfloat16, float16 or float32",
+               lambda spec, s: not _generated(spec, s) or spec.output.dtype in ("bfloat16", "float16", "float32")),
+    Constraint("peer_access", "peers can address each other's memory",
+               lambda spec, s: spec.topology.link is None or spec.topology.link.peer_access),
+    Constraint("transport_arch", "the transport compiles for the GPU",
+               lambda spec, s: TRANSPORTS[s.transport].compiles_for(spec.topology.gpu.arch)),
+    Constraint("transport_alignment", "rows are multiples of what the transport moves",
+               lambda spec, s: _row_bytes(spec) % TRANSPORTS[s.transport].alignment == 0),
+    Constraint("library_not_fused", "a library call cannot wait inside",
+               lambda spec, s: not (spec.operation.compute == "gemm" and s.overlap == "fused" and s.compute == "library")),
+    Constraint("fused_has_kernel", "a fused schedule has a kernel to fuse into",
+               lambda spec, s: not (s.overlap == "fused" and spec.operation.compute != "gemm"
+                                    and s.transport == "copy_engine" and s.direction == "pull")),
+    Constraint("wgmma_arch", "generated products use wgmma, which sm_90a has",
+               lambda spec, s: not _generated(spec, s) or spec.topology.gpu.arch == "sm_90a"),
+    Constraint("wgmma_dtype", "wgmma takes bfloat16 and float16 operands of one type",
+               lambda spec, s: not _generated(spec, s) or (
+                   spec.inputs[0].dtype in ("bfloat16", "float16") and spec.inputs[0].dtype == spec.inputs[1].dtype)),
+    Constraint("operand_alignment", "rows of both operands are multiples of 16 bytes", _operand_alignment),
+    Constraint("chunk_within_shard", "a chunk is no larger than the shard needs", _chunk_within_shard),
+    Constraint("whole_tiles", "a chunk is made of whole tiles, or is the shard", _whole_tiles),
+    Constraint("depth_within_transfers", "no more chunks are in flight than there are", _depth_within_transfers),
+    Constraint("order_matters", "the order of chunks matters only with several chunks and several peers", _order_matters),
+    Constraint("depth_divides_blocks", "every chunk in flight gets the same number of blocks",
+               lambda spec, s: s.num_comm_blocks % s.depth == 0),
+    Constraint("comm_blocks_fit", "copying leaves at least half of the SMs to the work beside it", _comm_blocks_fit),
+    Constraint("work_blocks_fit", "the streams of small kernels leave an SM to work on",
+               lambda spec, s: s.overlap == "none" or s.depth < spec.topology.sm_share),
+    Constraint("shared_memory", "the stages fit the shared memory of a block",
+               lambda spec, s: not _generated(spec, s) or gemm_shared_bytes(s) <= spec.topology.gpu.smem_bytes),
+    Constraint("index_range", "rows, columns and tiles have 32-bit indices", _index_range),
+)
+
+
+def first_broken(spec: Spec, schedule: Schedule) -> Constraint | None:
+    """The first constraint that does not hold, or None where the schedule is feasible."""
+    return next((c for c in CONSTRAINTS if not c.holds(spec, schedule)), None)

@@ -1,0 +1,194 @@
+"""Provenance: which rows of which rank's operand each byte holds, followed along one run over all calls.
+
+A plan without races computes the same values in every order, so one order shows them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tilescale.schedules.agents import CALLER, Model, Work
+from tilescale.schedules.footprint import describe
+from tilescale.schedules.order import Run
+from tilescale.schedules.plan import Gemm, Region
+from tilescale.schedules.story import Counterexample, Place
+
+OPERAND, PRODUCT, OTHER = "operand", "product", "other"
+
+
+class Value(NamedTuple):
+    """What bytes hold: byte x of the buffer is byte x + `shift` of the whole operand (or of the whole output, for a
+    product), as of `call`. `shift` is 0 for other inputs."""
+
+    kind: str
+    shift: int
+    call: int
+
+
+class Contents:
+    """What one version of one buffer holds: disjoint pieces, sorted; bytes in no piece were never written."""
+
+    def __init__(self) -> None:
+        self.lows: list[int] = []
+        self.highs: list[int] = []
+        self.values: list[Value] = []
+
+    def pieces(self, low: int, high: int) -> Iterator[tuple[int, int, Value]]:
+        """The known pieces of [low, high), cut to it."""
+        index = bisect_right(self.highs, low)
+        while index < len(self.lows) and self.lows[index] < high:
+            yield max(low, self.lows[index]), min(high, self.highs[index]), self.values[index]
+            index += 1
+
+    def write(self, low: int, high: int, value: Value) -> None:
+        """Replace what [low, high) holds, and join it to equal neighbours."""
+        first, last = bisect_right(self.highs, low), bisect_left(self.lows, high)
+        lows, highs, values = [low], [high], [value]
+        if first < last and self.lows[first] < low:
+            lows, highs, values = [self.lows[first], *lows], [low, *highs], [self.values[first], *values]
+        if first < last and self.highs[last - 1] > high:
+            lows, highs, values = [*lows, high], [*highs, self.highs[last - 1]], [*values, self.values[last - 1]]
+        if first and self.highs[first - 1] == lows[0] and self.values[first - 1] == values[0]:
+            first -= 1
+            lows[0] = self.lows[first]
+        if last < len(self.lows) and self.lows[last] == highs[-1] and self.values[last] == values[-1]:
+            highs[-1] = self.highs[last]
+            last += 1
+        joined = [(lows[0], highs[0], values[0])]
+        for piece in zip(lows[1:], highs[1:], values[1:], strict=True):
+            if joined[-1][2] == piece[2] and joined[-1][1] == piece[0]:
+                joined[-1] = (joined[-1][0], piece[1], piece[2])
+            else:
+                joined.append(piece)
+        self.lows[first:last] = [p[0] for p in joined]
+        self.highs[first:last] = [p[1] for p in joined]
+        self.values[first:last] = [p[2] for p in joined]
+
+
+class DataFlow:
+    """Follows the data of a plan along `run`."""
+
+    def __init__(self, model: Model, run: Run) -> None:
+        self.model, self.run, self.plan, self.goal = model, run, model.plan, model.plan.goal
+        self.versions = {b.name: b.versions for b in self.plan.buffers}
+        self.memory: dict[tuple[int, str, int], Contents] = {}
+        self.work: list[dict[int, list[Work]]] = [{} for _ in model.agents]
+        for table, agent in zip(self.work, model.agents, strict=True):
+            for work in agent.work:
+                table.setdefault(work.position, []).append(work)
+
+    def check(self) -> Counterexample | None:
+        """The first step that reads what it must not, or output that holds the wrong rows."""
+        for agent, position in _visits(self.model, self.run):
+            program = self.model.agents[agent]
+            call, relative = divmod(position, max(1, len(program.operations)))
+            if program.label == CALLER:
+                problem = self._caller(program.rank, call) if relative == 0 else None
+            else:
+                problem = None
+                for work in self.work[agent].get(relative, ()):
+                    problem = problem or self._step(program.rank, work, call)
+            if problem is not None:
+                return problem
+        return None
+
+    def _contents(self, rank: int, buffer: str, call: int) -> Contents:
+        return self.memory.setdefault((rank, buffer, call % self.versions[buffer]), Contents())
+
+    def _caller(self, rank: int, call: int) -> Counterexample | None:
+        problem = self._outputs(rank, call - 1) if call else None
+        if problem is not None or call == self.model.calls:
+            return problem
+        start, end = self.goal.starts[rank], self.goal.starts[rank + 1]
+        for buffer in self.plan.buffers:
+            if buffer.role == "input" and buffer.name == self.goal.operand and end > start:
+                # The shard of a rank may be shorter than the buffer: the rest holds nothing.
+                self._contents(rank, buffer.name, call).write(0, end - start, Value(OPERAND, start, call))
+            elif buffer.role == "input" and buffer.name != self.goal.operand and buffer.size:
+                self._contents(rank, buffer.name, call).write(0, buffer.size, Value(OTHER, 0, call))
+        return None
+
+    def _outputs(self, rank: int, call: int) -> Counterexample | None:
+        for buffer in self.plan.buffers:
+            if buffer.role != "output":
+                continue
+            pieces = list(self._contents(rank, buffer.name, call).pieces(0, buffer.size))
+            kind = PRODUCT if self.goal.computes else OPERAND
+            for low, high, value in pieces:
+                wanted = value == Value(kind, 0, call) if buffer.name == self.goal.output else value.call == call
+                if not wanted:
+                    return Counterexample(
+                        "data_flow", f"output {buffer.name} of rank {rank} must hold {_say(Value(kind, 0, call), low, high)}; "
+                        f"it holds {_say(value, low, high)}", (Place(rank, CALLER, call=call),), buffer.name, rank, low,
+                        high - low)
+        return None
+
+    def _step(self, rank: int, work: Work, call: int) -> Counterexample | None:
+        step = work.step
+        if isinstance(step, Gemm):
+            return self._gemm(rank, work, step, call)
+        problem = self._readable(rank, work, step.src, call)
+        if problem is not None:
+            return problem
+        offset = step.dst.offset - step.src.offset
+        target = self._contents(step.dst.rank, step.dst.buffer, call)
+        pieces = list(self._contents(step.src.rank, step.src.buffer, call).pieces(step.src.offset, step.src.end))
+        for low, high, value in pieces:
+            shift = value.shift - offset if value.kind != OTHER else 0
+            target.write(low + offset, high + offset, Value(value.kind, shift, value.call))
+        return None
+
+    def _gemm(self, rank: int, work: Work, step: Gemm, call: int) -> Counterexample | None:
+        problem = self._readable(rank, work, step.a, call) or self._readable(rank, work, step.b, call)
+        if problem is not None:
+            return problem
+        row, out_row = self.goal.row_bytes, self.goal.output_row_bytes
+        target = self._contents(step.out.rank, step.out.buffer, call)
+        for low, high, value in list(self._contents(step.a.rank, step.a.buffer, call).pieces(step.a.offset, step.a.end)):
+            first, last = low - step.a.offset, high - step.a.offset
+            if value.kind != OPERAND or first % row or last % row or (low + value.shift) % row:
+                return self._refuse(rank, work, call, step.a, f"must read whole rows of the operand; it reads "
+                                    f"{_say(value, low, high)}")
+            begin = step.out.offset + first // row * out_row
+            shift = (low + value.shift) // row * out_row - begin
+            target.write(begin, step.out.offset + last // row * out_row, Value(PRODUCT, shift, call))
+        b = next(iter(self._contents(step.b.rank, step.b.buffer, call).pieces(step.b.offset, step.b.end)))[2]
+        if b.kind != OTHER:
+            return self._refuse(rank, work, call, step.b, "must multiply by the local operand")
+        return None
+
+    def _readable(self, rank: int, work: Work, region: Region, call: int) -> Counterexample | None:
+        """Every byte of `region` must have been written in this call."""
+        reached = region.offset
+        for low, high, value in self._contents(region.rank, region.buffer, call).pieces(region.offset, region.end):
+            if low > reached or value.call != call:
+                break
+            reached = high
+        if reached < region.end:
+            return self._refuse(rank, work, call, region, f"reads byte {reached} of {region.buffer} of rank {region.rank}, "
+                                "which was not written in this call")
+        return None
+
+    def _refuse(self, rank: int, work: Work, call: int, region: Region, message: str) -> Counterexample:
+        place = Place(rank, work.launch, work.role, work.number, call, describe(work.step))
+        return Counterexample("data_flow", f"step {work.number} of rank {rank} {message}", (place,), region.buffer,
+                              region.rank, region.offset, region.size)
+
+
+def _visits(model: Model, run: Run) -> Iterator[tuple[int, int]]:
+    """(agent, position) in the order in which the run comes to them."""
+    started: set[int] = set()
+    for agent, first, last in run.segments:
+        begin = first + 1 if agent in started else 0
+        started.add(agent)
+        for position in range(begin, last + 1):
+            yield agent, position
+
+
+def _say(value: Value, low: int, high: int) -> str:
+    if value.kind == OTHER:
+        return f"another input of call {value.call}"
+    what = "the operand" if value.kind == OPERAND else "the product"
+    return f"bytes {low + value.shift} to {high + value.shift} of {what} of call {value.call}"

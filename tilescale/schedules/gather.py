@@ -1,0 +1,309 @@
+"""Lowering of a gather and what consumes it: the launches, roles and steps of one rank.
+
+Counters of a rank, with `chunks` chunks a shard and `world` ranks:
+  arrived(source, chunk)  rows of `source` have landed here           (push: signalled by source; pull: by the own getter)
+  ready(source, chunk)    `source` has staged the chunk for its peers (pull)
+  released                peers have read the operand of this rank    (pull from symmetric operands)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilescale.schedules.algorithms import Algorithm, Transfer
+from tilescale.schedules.geometry import Chunk, Geometry
+from tilescale.schedules.plan import Copy, Launch, Role, Signal, Step, Wait
+
+
+SIGNAL_THREADS = 32  # small enough to share an SM's registers with a persistent product
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the schedule fixes for every rank: gangs, blocks, threads and shared memory of the kernels."""
+
+    algorithm: Algorithm
+    order: str
+    overlap: str
+    engine: bool            # copies by a copy engine instead of blocks
+    library: bool           # products by a library call
+    depth: int
+    comm_blocks: int
+    work_blocks: int        # blocks that multiply or copy out
+    copy_threads: int
+    copy_shared: int
+    work_threads: int
+    work_shared: int
+
+
+class RankPlan:
+    """Builds the launches of one rank."""
+
+    def __init__(self, geo: Geometry, shape: Shape, rank: int) -> None:
+        self.geo, self.shape, self.rank = geo, shape, rank
+        self.peers = tuple((rank + d) % geo.world for d in range(1, geo.world))
+        self.launches: list[Launch] = []
+        chunks = len(geo.chunks)
+        self.incoming = shape.algorithm.incoming(rank, geo.world, chunks, shape.order)
+        self.outgoing = shape.algorithm.outgoing(rank, geo.world, chunks, shape.order)
+        self.gang = 1 if shape.engine else shape.comm_blocks // shape.depth
+        # Blocks that announce a chunk: those that have staged it, or one where it lies ready.
+        self.announcers = self.gang if geo.stages or shape.overlap == "fused" else 1
+
+    # -- counters ------------------------------------------------------------------------------------------------------
+    def arrived(self, source: int, chunk: int) -> int:
+        return source * len(self.geo.chunks) + chunk
+
+    def ready(self, source: int, chunk: int) -> int:
+        return (self.geo.world + source) * len(self.geo.chunks) + (chunk if self.geo.stages else 0)
+
+    @property
+    def released(self) -> int:
+        return 2 * self.geo.world * len(self.geo.chunks)
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+    def move(self, transfer: Transfer) -> Copy:
+        """The put (push) or get (pull) of a transfer."""
+        chunk = self.geo.chunks[transfer.chunk]
+        if self.geo.push:
+            return Copy(self.geo.own(self.rank, chunk), self.geo.gathered(transfer.target, self.rank, chunk))
+        return Copy(self.geo.staged(transfer.source, chunk), self.geo.gathered(self.rank, transfer.source, chunk))
+
+    def before(self, transfer: Transfer) -> tuple[Step, ...]:
+        """What a pull waits for; pushes need nothing, since the buffer has two versions."""
+        return () if self.geo.push else (Wait(self.ready(transfer.source, transfer.chunk), self.announcers),)
+
+    def after(self, transfer: Transfer, local: bool) -> tuple[Step, ...]:
+        """Signals behind a transfer. `local`: someone on this rank waits for it by counter."""
+        if self.geo.push:
+            return (Signal(transfer.target, self.arrived(self.rank, transfer.chunk)),)
+        steps: list[Step] = []
+        if local and self.geo.gathers:
+            steps.append(Signal(self.rank, self.arrived(transfer.source, transfer.chunk)))
+        if not self.geo.stages:
+            steps.append(Signal(transfer.source, self.released))
+        return tuple(steps)
+
+    def announce(self, chunk: Chunk) -> tuple[Step, ...]:
+        """Tell every peer that the chunk may be read."""
+        return tuple(Signal(peer, self.ready(self.rank, chunk.index)) for peer in self.peers)
+
+    def stage(self, chunk: Chunk) -> Copy:
+        return Copy(self.geo.own(self.rank, chunk), self.geo.staged(self.rank, chunk))
+
+    def wait_released(self) -> Wait:
+        return Wait(self.released, len(self.peers) * len(self.geo.chunks) * self.gang)
+
+    def segments(self, waits: bool) -> list[Step]:
+        """Own rows first, then the others in the order they are expected, each behind its wait."""
+        steps: list[Step] = [self.own_rows()]
+        for t in self.incoming:
+            steps += ([Wait(self.arrived(t.source, t.chunk), self.gang)] if waits else []) + [self.received_rows(t)]
+        return steps
+
+    def own_rows(self) -> Step:
+        whole = self.geo.whole()
+        return self.geo.consume(self.rank, self.rank, whole, self.geo.own(self.rank, whole))
+
+    def received_rows(self, transfer: Transfer) -> Step:
+        chunk = self.geo.chunks[transfer.chunk]
+        landed = self.geo.gathered(self.rank, transfer.source, chunk)
+        return self.geo.consume(self.rank, transfer.source, chunk, landed)
+
+    # -- launches ------------------------------------------------------------------------------------------------------
+    def add(self, name: str, stream: int, roles: Sequence[Role], after: Sequence[str] = (), *, work: bool = False,
+            family: str = "copy") -> str:
+        """Append a launch of blocks, sized for the work it holds."""
+        shape = self.shape
+        threads, shared = (shape.work_threads, shape.work_shared) if work else (shape.copy_threads, shape.copy_shared)
+        self.launches.append(Launch(name, stream, tuple(roles), tuple(after), family, threads, shared))
+        return name
+
+    def small(self, name: str, stream: int, steps: Sequence[Step], after: Sequence[str] = ()) -> str:
+        """A kernel of one block that only signals and waits."""
+        role = Role(name, "blocks", 1, tuple(steps))
+        self.launches.append(Launch(name, stream, (role,), tuple(after), "signal", SIGNAL_THREADS, 0))
+        return name
+
+    def host_copy(self, name: str, stream: int, copy: Step, after: Sequence[str] = ()) -> str:
+        self.launches.append(Launch(name, stream, (Role(name, "copy_engine", 1, (copy,)),), tuple(after), "copy_engine"))
+        return name
+
+    def work(self, name: str, stream: int, steps: Sequence[Step], after: Sequence[str] = ()) -> None:
+        """Launches that multiply or copy out `steps`, which need no waits of their own."""
+        if not steps:
+            return
+        if self.geo.computes and self.shape.library:
+            for i, step in enumerate(steps):
+                role = Role(f"{name}.{i}", "library", 1, (step,))
+                self.launches.append(Launch(role.name, stream, (role,), tuple(after), "library"))
+        elif self.geo.computes:
+            self.add(name, stream, [Role(name, "blocks", self.shape.work_blocks, tuple(steps))], after, work=True,
+                     family="gemm")
+        elif self.shape.engine:
+            for i, step in enumerate(steps):
+                self.host_copy(f"{name}.{i}", stream, step, after)
+        else:
+            self.add(name, stream, [Role(name, "blocks", self.shape.work_blocks, tuple(steps))], after)
+
+    def finish(self) -> None:
+        """The launch that ends the call: it follows all streams. One stream that ends with a kernel needs none."""
+        tails = {launch.stream: launch for launch in self.launches}
+        if len(tails) == 1 and self.launches[-1].agent == "blocks":
+            return
+        self.small("finish", 0, (), [launch.name for stream, launch in sorted(tails.items()) if stream != 0])
+
+
+# -- whole calls -------------------------------------------------------------------------------------------------------
+def lower_fused(plan: RankPlan) -> None:
+    """One kernel: gangs that copy beside a gang that works. Copy engines feed the same kernel from other streams."""
+    if plan.shape.engine:
+        _engine_streams(plan)
+        if plan.geo.gathers:
+            steps = tuple(plan.segments(waits=True))
+            role = Role("work", "blocks", plan.shape.work_blocks, steps)
+            plan.add("work", 0, [role], work=plan.geo.computes, family="gemm" if plan.geo.computes else "copy")
+        else:
+            plan.host_copy("own", 0, plan.own_rows())
+        _release(plan)
+    else:
+        roles = [Role(f"comm.{g}", "blocks", plan.gang, tuple(_gang_steps(plan, g))) for g in range(plan.shape.depth)]
+        if plan.geo.gathers:
+            roles.append(Role("work", "blocks", plan.shape.work_blocks, tuple(plan.segments(waits=True))))
+        plan.add("fused", 0, roles, work=plan.geo.computes, family="fused" if plan.geo.computes else "copy")
+    plan.finish()
+
+
+def _gang_steps(plan: RankPlan, gang: int) -> list[Step]:
+    """What copy gang `gang` of a fused kernel does: its share of the chunks to stage, then of the transfers."""
+    geo, depth = plan.geo, plan.shape.depth
+    steps: list[Step] = []
+    if geo.stages:
+        for chunk in geo.chunks[gang::depth]:
+            steps += [plan.stage(chunk), *plan.announce(chunk)]
+    elif not geo.push and gang == 0:
+        steps += plan.announce(geo.whole())
+    if not geo.gathers and gang == 0:
+        steps.append(plan.own_rows())
+    for transfer in (plan.outgoing if geo.push else plan.incoming)[gang::depth]:
+        steps += [*plan.before(transfer), plan.move(transfer), *plan.after(transfer, local=True)]
+    if not geo.push and geo.symmetric and gang == 0:
+        steps.append(plan.wait_released())
+    return steps
+
+
+def _engine_streams(plan: RankPlan) -> None:
+    """`depth` streams of host-recorded copies, each copy with the small kernels that wait and signal around it."""
+    geo, depth = plan.geo, plan.shape.depth
+    _engine_staging(plan)
+    for i, t in enumerate(plan.outgoing if geo.push else plan.incoming):
+        stream, name = 1 + i % depth, f"copy.{t.source}.{t.target}.{t.chunk}"
+        if before := plan.before(t):
+            plan.small(f"{name}.wait", stream, before)
+        plan.host_copy(name, stream, plan.move(t))
+        if after := plan.after(t, local=True):
+            plan.small(f"{name}.signal", stream, after)
+
+
+def _engine_staging(plan: RankPlan) -> None:
+    geo, depth = plan.geo, plan.shape.depth
+    if geo.stages:
+        for chunk in geo.chunks:
+            stream = 1 + chunk.index % depth
+            plan.host_copy(f"stage.{chunk.index}", stream, plan.stage(chunk))
+            plan.small(f"stage.{chunk.index}.signal", stream, plan.announce(chunk))
+    elif not geo.push:
+        plan.small("announce", 1, plan.announce(geo.whole()))
+
+
+def _release(plan: RankPlan) -> None:
+    """Behind everything else, wait until the peers have read a symmetric operand: the caller may write it then."""
+    if not plan.geo.push and plan.geo.symmetric:
+        tails = {launch.stream: launch.name for launch in plan.launches}
+        plan.small("release", 0, [plan.wait_released()], [name for s, name in sorted(tails.items()) if s != 0])
+
+
+def lower_chunked(plan: RankPlan) -> None:
+    """Copies on `depth` streams, chunk by chunk; work on stream 0 as chunks have arrived from every rank."""
+    geo, shape = plan.geo, plan.shape
+    _stage_chunks(plan, [1 + c.index % shape.depth for c in geo.chunks])
+    plan.work("own", 0, [plan.own_rows()])
+    for chunk in geo.chunks:
+        tail = _communicate(plan, chunk, 1 + chunk.index % shape.depth)
+        _receive(plan, [chunk], [tail])
+        if geo.gathers:
+            received = [plan.received_rows(t) for t in plan.incoming if t.chunk == chunk.index]
+            plan.work(f"work.{chunk.index}", 0, received, () if geo.push else [tail])
+    _release(plan)
+    plan.finish()
+
+
+def lower_none(plan: RankPlan) -> None:
+    """First all copies, then all the work, on one stream."""
+    geo, shape = plan.geo, plan.shape
+    _stage_chunks(plan, [0 for _ in geo.chunks])
+    gathered = geo.computes and shape.library
+    if gathered:
+        copy = Copy(geo.own(plan.rank, geo.whole()), geo.gathered(plan.rank, plan.rank, geo.whole()))
+        if shape.engine:
+            plan.host_copy("own", 0, copy)
+        else:
+            plan.add("own", 0, [Role("own", "blocks", shape.comm_blocks, (copy,))])
+    for chunk in geo.chunks:
+        _communicate(plan, chunk, 0)
+    _receive(plan, geo.chunks, [])
+    if gathered:
+        everything = Chunk(0, 0, geo.rows * geo.world)
+        operand = geo.gathered(plan.rank, 0, everything)
+        plan.work("work", 0, [geo.consume(plan.rank, 0, everything, operand)])
+    elif geo.gathers:
+        plan.work("work", 0, plan.segments(waits=False))
+    else:
+        plan.work("own", 0, [plan.own_rows()])
+    _release(plan)
+    plan.finish()
+
+
+def _stage_chunks(plan: RankPlan, streams: Sequence[int]) -> None:
+    """Make the operand readable for peers: staged chunk by chunk, or announced where it lies."""
+    if plan.geo.push:
+        return
+    if not plan.geo.stages:
+        plan.small("announce", streams[0], plan.announce(plan.geo.whole()))
+        return
+    for chunk, stream in zip(plan.geo.chunks, streams, strict=True):
+        name = f"stage.{chunk.index}"
+        if plan.shape.engine:
+            plan.host_copy(name, stream, plan.stage(chunk))
+            plan.small(f"{name}.signal", stream, plan.announce(chunk))
+        else:
+            steps = (plan.stage(chunk), *plan.announce(chunk))
+            plan.add(name, stream, [Role(name, "blocks", plan.gang, steps)])
+
+
+def _communicate(plan: RankPlan, chunk: Chunk, stream: int) -> str:
+    """All transfers of one chunk on `stream`; the name of the launch after which they are complete."""
+    transfers = [t for t in (plan.outgoing if plan.geo.push else plan.incoming) if t.chunk == chunk.index]
+    name = f"comm.{chunk.index}"
+    before = [s for t in transfers for s in plan.before(t)]
+    after = [s for t in transfers for s in plan.after(t, local=False)]
+    if not plan.shape.engine:
+        steps: list[Step] = []
+        for t in transfers:
+            steps += [*plan.before(t), plan.move(t), *plan.after(t, local=False)]
+        return plan.add(name, stream, [Role(name, "blocks", plan.gang, tuple(steps))])
+    if before:
+        plan.small(f"{name}.wait", stream, before)
+    tail = name
+    for t in transfers:
+        tail = plan.host_copy(f"{name}.{t.source}.{t.target}", stream, plan.move(t))
+    return plan.small(f"{name}.signal", stream, after) if after else tail
+
+
+def _receive(plan: RankPlan, chunks: Sequence[Chunk], after: Sequence[str]) -> None:
+    """On stream 0, wait until the chunks have arrived from every peer; what was pulled is here with its launch."""
+    if plan.geo.push:
+        wanted = {c.index for c in chunks}
+        waits = [Wait(plan.arrived(t.source, t.chunk), plan.gang) for t in plan.incoming if t.chunk in wanted]
+        plan.small(f"receive.{chunks[0].index}", 0, waits)

@@ -1,0 +1,130 @@
+"""Sizes and regions of a gathered operation: what one rank holds, how its shard is cut into chunks, what they become."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilescale.errors import PlanError
+from tilescale.schedules.plan import Buffer, Copy, Gemm, Goal, Region
+from tilescale.schedules.schedule import Schedule
+from tilescale.spec.op import Spec
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows [first, first + rows) of a shard."""
+
+    index: int
+    first: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A gather of operand 0 along its rows, and what consumes it.
+
+    `rows`: rows of a shard; `row_bytes`, `output_row_bytes`: bytes of one. `n`, `k`: columns of the local product and its
+    contraction, 0 where nothing is multiplied. `symmetric`: peers may read the operand where the caller holds it.
+    """
+
+    world: int
+    rows: int
+    row_bytes: int
+    output_row_bytes: int
+    n: int
+    k: int
+    b_bytes: int
+    push: bool
+    symmetric: bool
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def computes(self) -> bool:
+        return self.n > 0
+
+    @property
+    def shard_bytes(self) -> int:
+        return self.rows * self.row_bytes
+
+    @property
+    def gathers(self) -> bool:
+        """Whether received rows land in a workspace: always before a product; a pulled copy goes straight to the output."""
+        return self.computes or self.push
+
+    @property
+    def stages(self) -> bool:
+        """Whether the operand is first copied to where peers can read it."""
+        return not self.push and not self.symmetric
+
+    def buffers(self) -> tuple[Buffer, ...]:
+        """All buffers of the plan. Two versions where a peer may be one call ahead or behind."""
+        found = [Buffer("a", "input", self.shard_bytes, self.symmetric and not self.push)]
+        if self.computes:
+            found.append(Buffer("b", "input", self.b_bytes))
+        found.append(Buffer("out", "output", self.world * self.rows * self.output_row_bytes))
+        if self.gathers:
+            found.append(Buffer("gather", "workspace", self.world * self.shard_bytes, self.push, 2 if self.push else 1))
+        if self.stages:
+            found.append(Buffer("staging", "workspace", self.shard_bytes, True, 2))
+        return tuple(found)
+
+    def own(self, rank: int, chunk: Chunk) -> Region:
+        """The chunk in the caller's operand."""
+        return Region("a", rank, chunk.first * self.row_bytes, chunk.rows * self.row_bytes)
+
+    def staged(self, rank: int, chunk: Chunk) -> Region:
+        """The chunk where peers read it."""
+        name = "staging" if self.stages else "a"
+        return Region(name, rank, chunk.first * self.row_bytes, chunk.rows * self.row_bytes)
+
+    def gathered(self, rank: int, source: int, chunk: Chunk) -> Region:
+        """Where the chunk of `source` lands on `rank`."""
+        name = "gather" if self.gathers else "out"
+        return Region(name, rank, source * self.shard_bytes + chunk.first * self.row_bytes, chunk.rows * self.row_bytes)
+
+    def output(self, rank: int, source: int, chunk: Chunk) -> Region:
+        size = self.output_row_bytes
+        return Region("out", rank, (source * self.rows + chunk.first) * size, chunk.rows * size)
+
+    def consume(self, rank: int, source: int, chunk: Chunk, operand: Region) -> Copy | Gemm:
+        """The step that turns `operand`, the chunk of `source`, into output rows."""
+        target = self.output(rank, source, chunk)
+        if not self.computes:
+            return Copy(operand, target)
+        return Gemm(operand, Region("b", rank, 0, self.b_bytes), target, chunk.rows, self.n, self.k)
+
+    def whole(self) -> Chunk:
+        """The shard as one chunk."""
+        return Chunk(0, 0, self.rows)
+
+    def goal(self) -> Goal:
+        starts = tuple(source * self.shard_bytes for source in range(self.world + 1))
+        return Goal("a", "out", starts, self.row_bytes, self.output_row_bytes, self.computes)
+
+
+def cut(rows: int, chunk_rows: int) -> tuple[Chunk, ...]:
+    """Chunks of at most `chunk_rows` rows (0: one chunk)."""
+    step = chunk_rows or rows
+    return tuple(Chunk(i, first, min(step, rows - first)) for i, first in enumerate(range(0, rows, step)))
+
+
+def geometry(spec: Spec, schedule: Schedule) -> Geometry:
+    """Geometry of a spec whose one move is a gather along dimension 0. Raises PlanError where shards are uneven."""
+    operand = spec.inputs[0]
+    shapes = {operand.local_shape(rank, spec.world) for rank in range(spec.world)}
+    if len(shapes) != 1:
+        raise PlanError("shards are equal on every rank", sorted(shapes), "choose sizes that the ranks divide")
+    rows, *rest = shapes.pop()
+    row_elements = 1
+    for size in rest:
+        row_elements *= size
+    n = k = b_bytes = 0
+    output_row = row_elements * operand.itemsize
+    if spec.operation.compute == "gemm":
+        k, n = spec.inputs[1].local_shape(0, spec.world)
+        b_bytes = k * n * spec.inputs[1].itemsize
+        output_row = n * spec.output.itemsize
+    return Geometry(
+        world=spec.world, rows=rows, row_bytes=row_elements * operand.itemsize, output_row_bytes=output_row, n=n, k=k,
+        b_bytes=b_bytes, push=schedule.direction == "push", symmetric=spec.placement == "symmetric",
+        chunks=cut(rows, schedule.chunk_rows))

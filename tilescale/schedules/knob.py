@@ -1,0 +1,132 @@
+"""Knobs: each is declared once, with its domain, when it applies, and its neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tilescale.errors import ScheduleError, nearest
+from tilescale.schedules.schedule import Schedule
+from tilescale.spec.op import Spec
+
+Value = str | int
+Partial = dict[str, Value]
+
+
+def _always(spec: Spec, chosen: Partial) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A named choice.
+
+    `domain`: allowed values, in canonical order. `applies(spec, chosen)` looks at the knobs declared before it; where
+    it is false the knob holds `neutral`. So points that differ only in a knob without effect are one point.
+    """
+
+    name: str
+    domain: tuple[Value, ...]
+    neutral: Value
+    applies: Callable[[Spec, Partial], bool] = _always
+
+    def values(self, spec: Spec, chosen: Partial) -> tuple[Value, ...]:
+        """The values to enumerate after `chosen`."""
+        return self.domain if self.applies(spec, chosen) else (self.neutral,)
+
+    def neighbours(self, value: Value) -> tuple[Value, ...]:
+        """Values one step away: adjacent ones of an ordered domain, all others of a named one."""
+        if value not in self.domain:
+            return ()
+        at = self.domain.index(value)
+        if isinstance(self.domain[0], str):
+            return tuple(v for v in self.domain if v != value)
+        return self.domain[max(0, at - 1):at] + self.domain[at + 1:at + 2]
+
+    def encode(self, value: Value) -> float:
+        """Position in the domain, in [0, 1]; -1 for the neutral value outside it."""
+        if value not in self.domain:
+            return -1.0
+        return self.domain.index(value) / max(1, len(self.domain) - 1)
+
+
+def _computes(spec: Spec, chosen: Partial) -> bool:
+    return spec.operation.compute == "gemm"
+
+
+def _generated(spec: Spec, chosen: Partial) -> bool:
+    return _computes(spec, chosen) and chosen["compute"] == "generated"
+
+
+def _chunked(spec: Spec, chosen: Partial) -> bool:
+    return chosen["overlap"] != "none"
+
+
+def _blocks_copy(spec: Spec, chosen: Partial) -> bool:
+    return chosen["transport"] != "copy_engine"
+
+
+KNOBS: tuple[Knob, ...] = (
+    Knob("transport", ("peer_copy", "copy_engine", "tma"), "peer_copy"),
+    Knob("direction", ("push", "pull"), "push"),
+    Knob("algorithm", ("direct",), "direct"),
+    Knob("overlap", ("none", "chunked", "fused"), "none"),
+    Knob("compute", ("library", "generated"), "generated", _computes),
+    Knob("chunk_rows", (64, 128, 256, 512, 1024), 0, _chunked),
+    Knob("depth", (1, 2, 4), 1, _chunked),
+    Knob("chunk_order", ("peer_major", "chunk_major"), "peer_major", lambda s, c: c["overlap"] == "fused"),
+    Knob("num_comm_blocks", (2, 4, 8, 16, 32), 0, _blocks_copy),
+    Knob("block_m", (64, 128), 0, _generated),
+    Knob("block_n", (128, 256), 0, _generated),
+    Knob("block_k", (64,), 0, _generated),
+    Knob("num_stages", (3, 4, 6), 0, _generated),
+    Knob("raster_group", (8,), 0, _generated),
+)
+BY_NAME = {knob.name: knob for knob in KNOBS}
+
+
+def points(spec: Spec, restrict: dict[str, Sequence[Value]]) -> Iterator[Partial]:
+    """The crossed space in canonical order, each point once. `restrict` narrows domains by name.
+
+    Raises ScheduleError for a name or a value that no knob has.
+    """
+    check_restriction(restrict)
+
+    def extend(at: int, chosen: Partial) -> Iterator[Partial]:
+        if at == len(KNOBS):
+            yield dict(chosen)
+            return
+        knob = KNOBS[at]
+        applies = knob.applies(spec, chosen)
+        for value in knob.values(spec, chosen):
+            if not applies or knob.name not in restrict or value in restrict[knob.name]:
+                chosen[knob.name] = value
+                yield from extend(at + 1, chosen)
+        chosen.pop(knob.name, None)
+
+    return extend(0, {})
+
+
+def check_restriction(restrict: dict[str, Sequence[Value]]) -> None:
+    """Raise ScheduleError unless every name is a knob and every value is in its domain."""
+    for name, values in restrict.items():
+        if name not in BY_NAME:
+            raise ScheduleError("a space is narrowed by knobs", repr(name), nearest(name, BY_NAME))
+        domain = BY_NAME[name].domain
+        for value in values:
+            if value not in domain:
+                raise ScheduleError(f"{name} is one of {', '.join(map(str, domain))}", repr(value), "use one of these")
+
+
+def canonical(spec: Spec, schedule: Schedule) -> Schedule:
+    """The same schedule with every knob that does not apply at its neutral value. Raises ScheduleError on bad values."""
+    chosen: Partial = {}
+    for knob in KNOBS:
+        value: Value = getattr(schedule, knob.name)
+        allowed = knob.values(spec, chosen)
+        if not knob.applies(spec, chosen):
+            value = knob.neutral
+        elif value not in allowed:
+            raise ScheduleError(f"{knob.name} is one of {', '.join(map(str, allowed))}", repr(value), "use one of these")
+        chosen[knob.name] = value
+    return Schedule(**chosen)  # type: ignore[arg-type]

@@ -1,0 +1,87 @@
+"""Lowering: from a spec and a schedule to the plan for all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from tilescale.schedules.algorithms import ALGORITHMS
+from tilescale.schedules.gather import RankPlan, Shape, lower_chunked, lower_fused, lower_none
+from tilescale.schedules.geometry import geometry
+from tilescale.schedules.plan import Launch, Plan
+from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.transports import TRANSPORTS
+from tilescale.spec.op import Spec
+
+COPY_THREADS = 512
+BARRIER_BYTES = 8
+COPY_OUT_BLOCKS = 8
+_OVERLAPS = {"none": lower_none, "chunked": lower_chunked, "fused": lower_fused}
+
+
+def gemm_threads(schedule: Schedule) -> int:
+    """One loading warpgroup, and a multiplying one for every 64 rows of the tile."""
+    return 128 * (1 + schedule.block_m // 64)
+
+
+def gemm_shared_bytes(schedule: Schedule) -> int:
+    """Stages of both operands (2-byte elements) and their two barriers each."""
+    tile = (schedule.block_m + schedule.block_n) * schedule.block_k * 2
+    return schedule.num_stages * (tile + 2 * BARRIER_BYTES)
+
+
+def work_blocks(spec: Spec, schedule: Schedule) -> int:
+    """Blocks that multiply or copy out: what the copying ones leave of the rank's SMs."""
+    share = spec.topology.sm_share
+    beside = 0 if schedule.overlap == "none" else schedule.num_comm_blocks or schedule.depth
+    left = share - beside
+    if spec.operation.compute == "gemm":
+        return left
+    return min(schedule.num_comm_blocks or COPY_OUT_BLOCKS, left)
+
+
+def lower(spec: Spec, schedule: Schedule) -> Plan:
+    """The plan of `schedule`, a point of the space of `spec`. Raises SpecError for a spec without kernels.
+
+    Tile shapes only size the launches, so plans of schedules that differ in nothing else share one structure.
+    """
+    spec.require_kernels()
+    generated = spec.operation.compute == "gemm" and schedule.compute == "generated"
+    threads = gemm_threads(schedule) if generated else COPY_THREADS
+    shared = gemm_shared_bytes(schedule) if generated else 0
+    structure = _structure(spec, _without_tiles(schedule))
+    fused_shared = max(shared, TRANSPORTS[schedule.transport].shared_bytes)
+
+    def sized(launch: Launch) -> Launch:
+        if launch.family == "gemm":
+            return replace(launch, threads=threads, shared_bytes=shared)
+        if launch.family == "fused":
+            return replace(launch, threads=threads, shared_bytes=fused_shared)
+        return launch
+
+    return replace(structure, ranks=tuple(tuple(sized(launch) for launch in rank) for rank in structure.ranks))
+
+
+def _without_tiles(schedule: Schedule) -> Schedule:
+    return replace(schedule, block_m=0, block_n=0, block_k=0, num_stages=0, raster_group=0)
+
+
+@lru_cache(maxsize=256)
+def _structure(spec: Spec, schedule: Schedule) -> Plan:
+    """The plan but for the sizes of kernels that multiply."""
+    geo = geometry(spec, schedule)
+    transport = TRANSPORTS[schedule.transport]
+    shape = Shape(
+        algorithm=ALGORITHMS[schedule.algorithm], order=schedule.chunk_order, overlap=schedule.overlap,
+        engine=transport.agent == "copy_engine", library=schedule.compute == "library", depth=schedule.depth,
+        comm_blocks=schedule.num_comm_blocks, work_blocks=work_blocks(spec, schedule), copy_threads=COPY_THREADS,
+        copy_shared=transport.shared_bytes, work_threads=0, work_shared=0)
+    ranks = []
+    for rank in range(spec.world):
+        plan = RankPlan(geo, shape, rank)
+        _OVERLAPS[schedule.overlap](plan)
+        ranks.append(tuple(plan.launches))
+    gpu = spec.topology.gpu
+    return Plan(
+        op=spec.op, buffers=geo.buffers(), counters=2 * geo.world * len(geo.chunks) + 1, ranks=tuple(ranks),
+        goal=geo.goal(), sm_share=spec.topology.sm_share, smem_limit=gpu.smem_bytes)

@@ -1,0 +1,201 @@
+"""The plan: what every rank does, as one frozen value that is proved, simulated, emitted and executed.
+
+A rank runs *launches* on streams. A launch holds *roles*; a role is a gang of blocks (or a copy engine, or a library
+call) that walks one list of *steps*. Steps name regions of buffers, and counters that only grow. Waits look at a
+counter of the own rank; signals may go to any rank. All values and offsets are those of one call: counters go on
+counting over calls, and a buffer with two versions is addressed by the parity of the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from tilescale import canon
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One buffer that every rank has, `size` bytes a version.
+
+    `role`: "input" (the caller writes it before every call), "output" (the caller reads it after every call) or
+    "workspace". `peer_visible` buffers may appear in regions of other ranks. With `versions` 2, odd and even calls use
+    different halves.
+    """
+
+    name: str
+    role: str
+    size: int
+    peer_visible: bool = False
+    versions: int = 1
+
+
+@dataclass(frozen=True)
+class Region:
+    """`size` contiguous bytes from `offset` in the current version of `buffer` of `rank`."""
+
+    buffer: str
+    rank: int
+    offset: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Copy `src` to `dst` (equal sizes), shared evenly by the blocks of the role; complete when the step ends.
+
+    With a peer's buffer as `dst` it is a put, as `src` a get.
+    """
+
+    src: Region
+    dst: Region
+
+    def kind(self, rank: int) -> str:
+        """"put", "get" or "copy", as seen from `rank`."""
+        return "put" if self.dst.rank != rank else "get" if self.src.rank != rank else "copy"
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Every block of the role adds `value` to `counter` of `rank`, after all its earlier steps are visible there."""
+
+    rank: int
+    counter: int
+    value: int = 1
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Every block of the role waits until `counter` of its own rank has grown by `value` in this call."""
+
+    counter: int
+    value: int
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """`out` (m x n) = `a` (m x k) times `b` (k x n); the tiles are shared by the blocks of the role.
+
+    `a` and `out` are whole rows of their buffers; `b` is the whole local operand.
+    """
+
+    a: Region
+    b: Region
+    out: Region
+    m: int
+    n: int
+    k: int
+
+
+Step = Copy | Signal | Wait | Gemm
+
+
+@dataclass(frozen=True)
+class Role:
+    """Steps walked in order by each of `blocks` blocks. `agent`: "blocks", "copy_engine" or "library"."""
+
+    name: str
+    agent: str
+    blocks: int
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with its roles, one copy by a copy engine, or one library call.
+
+    It starts when the launch before it on its `stream` and all of `after` have completed. Blocks of the roles are
+    numbered in the order of `roles`. `body`: "kernel" (name of a kernel family below), "copy_engine", "library".
+    """
+
+    name: str
+    stream: int
+    roles: tuple[Role, ...]
+    after: tuple[str, ...] = ()
+    family: str = "copy"
+    threads: int = 0
+    shared_bytes: int = 0
+
+    @property
+    def agent(self) -> str:
+        return self.roles[0].agent
+
+    @property
+    def blocks(self) -> int:
+        return sum(role.blocks for role in self.roles) if self.agent == "blocks" else 0
+
+    @property
+    def steps(self) -> Iterator[Step]:
+        return (step for role in self.roles for step in role.steps)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What the outputs must hold: row i of `output` derives from row i of the gathered `operand`.
+
+    `starts[r]` is the byte offset of rank r's shard in the whole operand; the last entry is its size. `row_bytes` and
+    `output_row_bytes` are the sizes of one row. A plan that copies has equal row sizes; one that multiplies has one
+    Gemm for every row.
+    """
+
+    operand: str
+    output: str
+    starts: tuple[int, ...]
+    row_bytes: int
+    output_row_bytes: int
+    computes: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One operation for all ranks. `ranks[r]` lists the launches of rank r in an order that respects their streams.
+
+    `counters` is the number of counters of each rank. `sm_share`: SMs a rank may use. `smem_limit` and `threads_limit`
+    bound a block.
+    """
+
+    op: str
+    buffers: tuple[Buffer, ...]
+    counters: int
+    ranks: tuple[tuple[Launch, ...], ...]
+    goal: Goal
+    sm_share: int
+    smem_limit: int
+    threads_limit: int = 1024
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def world(self) -> int:
+        return len(self.ranks)
+
+    @cached_property
+    def digest(self) -> str:
+        return canon.digest(self)
+
+    def buffer(self, name: str) -> Buffer:
+        return next(b for b in self.buffers if b.name == name)
+
+    def steps_of(self, rank: int) -> Iterator[tuple[int, Launch, Role, Step]]:
+        """All steps of a rank, numbered as in the emulator's log and the device's failure report."""
+        number = 0
+        for launch in self.ranks[rank]:
+            for role in launch.roles:
+                for step in role.steps:
+                    yield number, launch, role, step
+                    number += 1
+
+    def counter_totals(self, rank: int) -> tuple[int, ...]:
+        """How much each counter of `rank` grows in one call."""
+        totals = [0] * self.counters
+        for launches in self.ranks:
+            for launch in launches:
+                for role in launch.roles:
+                    for step in role.steps:
+                        if isinstance(step, Signal) and step.rank == rank:
+                            totals[step.counter] += step.value * role.blocks
+        return tuple(totals)

@@ -1,0 +1,83 @@
+"""Proofs that are already known, by protocol digest: in memory, and on disk where asked for.
+
+Only proofs are kept; a refused plan is checked again, because its story names offsets and sizes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+
+from tilescale.schedules.story import Stats
+
+# The files that decide what a proof means: a change of any of them makes all kept proofs void.
+SOURCES = ("agents.py", "dataflow.py", "footprint.py", "order.py", "plan.py", "protocol.py", "proof_cache.py", "races.py",
+           "residency.py", "story.py", "verify.py")
+
+
+@cache
+def verifier_digest() -> str:
+    """16 hex digits of the verifier's own source."""
+    room = Path(__file__).parent
+    return hashlib.sha256(b"\0".join((room / name).read_bytes() for name in SOURCES)).hexdigest()[:16]
+
+
+class ProofCache:
+    """Statistics of proofs by protocol digest and number of calls.
+
+    With a `directory`, proofs also live there, one small file each, written aside and renamed; unreadable files count
+    as absent.
+    """
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self.directory = directory
+        self.known: dict[tuple[str, int], Stats] = {}
+
+    @classmethod
+    def on_disk(cls) -> ProofCache:
+        """The cache in the user's cache directory."""
+        import platformdirs
+
+        return cls(Path(platformdirs.user_cache_dir("tilescale")) / "proofs")
+
+    def get(self, digest: str, calls: int) -> Stats | None:
+        """What is known of a protocol, or None."""
+        stats = self.known.get((digest, calls))
+        if stats is None and self.directory is not None:
+            stats = _read(self._path(self.directory, digest, calls))
+            if stats is not None:
+                self.known[digest, calls] = stats
+        return stats
+
+    def put(self, digest: str, calls: int, stats: Stats) -> None:
+        """Keep a proof."""
+        self.known[digest, calls] = stats
+        if self.directory is not None:
+            _write(self._path(self.directory, digest, calls), stats)
+
+    def _path(self, directory: Path, digest: str, calls: int) -> Path:
+        return directory / verifier_digest() / f"{digest}-{calls}.json"
+
+
+def _read(path: Path) -> Stats | None:
+    try:
+        return Stats(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _write(path: Path, stats: Stats) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, aside = tempfile.mkstemp(dir=path.parent, suffix=".new")
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump(asdict(stats), file)
+        os.replace(aside, path)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,182 @@
+"""The protocol of a plan: what waits for what and who touches what, without sizes; and its symmetry.
+
+Offsets of rows are divided by the size of a row and by the largest number of rows that divides all of them, so plans
+that differ in their sizes, element types or tile shapes, but move their chunks in the same way, share one digest. So
+do gangs of different numbers of blocks, where the number cannot matter (`_gang`). Whatever a proof by digest does not
+cover (bounds, shapes, coverage, residency, resources, counter range) is checked on each plan itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import gcd
+
+from tilescale import canon
+from tilescale.schedules.footprint import accesses
+from tilescale.schedules.plan import Copy, Gemm, Plan, Region, Role, Signal, Step, Wait
+
+Form = tuple[object, ...]
+
+
+def protocol_digest(plan: Plan) -> str:
+    """16 hex digits that are equal for plans with the same protocol."""
+    return canon.digest_bytes(repr(protocol(plan)).encode())
+
+
+def protocol(plan: Plan) -> Form:
+    """The protocol as nested tuples of numbers."""
+    units = _Units(plan)
+    numbers = {b.name: i for i, b in enumerate(plan.buffers)}
+    free = _free_counters(plan)
+    ranks = []
+    for rank, launches in enumerate(plan.ranks):
+        order = {launch.name: i for i, launch in enumerate(launches)}
+        ranks.append(tuple(
+            (launch.stream, tuple(order[name] for name in launch.after),
+             tuple(_role(role, units, numbers, free, rank) for role in launch.roles))
+            for launch in launches))
+    buffers = tuple((b.role, b.versions, units.whole(b.name, b.size)) for b in plan.buffers)
+    goal = (numbers[plan.goal.operand], numbers[plan.goal.output], plan.goal.computes,
+            tuple(units.scale(plan.goal.operand, s) for s in plan.goal.starts))
+    return (plan.counters, buffers, goal, tuple(ranks))
+
+
+class _Units:
+    """The unit of each buffer: rows of the operand or of the output, times the grain common to all; or one byte."""
+
+    def __init__(self, plan: Plan) -> None:
+        goal = plan.goal
+        self.local = {step.b.buffer for _, step in _steps(plan) if isinstance(step, Gemm)}
+        products = {step.out.buffer for _, step in _steps(plan) if isinstance(step, Gemm)}
+        rows = {b.name: goal.output_row_bytes if b.name in products else goal.row_bytes for b in plan.buffers}
+        grain = 0
+        lengths = [(goal.operand, s) for s in goal.starts]
+        lengths += [(b.name, b.size) for b in plan.buffers if b.name not in self.local]
+        for _, step in _steps(plan):
+            for region, _ in accesses(step):
+                if region.buffer not in self.local:
+                    lengths += [(region.buffer, region.offset), (region.buffer, region.size)]
+        for name, length in lengths:
+            whole, rest = divmod(length, rows[name])
+            grain = gcd(grain, whole)
+            if rest:
+                rows, grain = dict.fromkeys(rows, 1), 1
+                break
+        self.unit = {name: row * max(1, grain) for name, row in rows.items()}
+
+    def scale(self, buffer: str, length: int) -> int:
+        return length // self.unit[buffer]
+
+    def whole(self, buffer: str, size: int) -> int:
+        return 1 if buffer in self.local else self.scale(buffer, size)
+
+    def region(self, region: Region, numbers: dict[str, int]) -> Form:
+        if region.buffer in self.local:
+            return (numbers[region.buffer], region.rank)
+        return (numbers[region.buffer], region.rank, self.scale(region.buffer, region.offset),
+                self.scale(region.buffer, region.size))
+
+
+def _steps(plan: Plan) -> Iterator[tuple[Role, Step]]:
+    for launches in plan.ranks:
+        for launch in launches:
+            for role in launch.roles:
+                for step in role.steps:
+                    yield role, step
+
+
+def _free_counters(plan: Plan) -> frozenset[tuple[int, int]]:
+    """Counters that one step of one role signals once a call, and of which every wait wants all of it."""
+    totals = [plan.counter_totals(rank) for rank in range(plan.world)]
+    signals: dict[tuple[int, int], int] = {}
+    partial: set[tuple[int, int]] = set()
+    for rank, launches in enumerate(plan.ranks):
+        for launch in launches:
+            for step in launch.steps:
+                if isinstance(step, Signal):
+                    signals[step.rank, step.counter] = signals.get((step.rank, step.counter), 0) + 1
+                elif isinstance(step, Wait) and step.value != totals[rank][step.counter]:
+                    partial.add((rank, step.counter))
+    return frozenset(key for key, count in signals.items() if count == 1 and key not in partial)
+
+
+def _role(role: Role, units: _Units, numbers: dict[str, int], free: frozenset[tuple[int, int]], rank: int) -> Form:
+    return (_gang(role, free), tuple(_step(step, units, numbers, free, rank) for step in role.steps))
+
+
+def _gang(role: Role, free: frozenset[tuple[int, int]]) -> int:
+    """The number of blocks, or 2 for any number above one where it cannot matter.
+
+    A free counter reaches what is waited for exactly when every block has signalled in this call: the blocks that run
+    on are at most one signal ahead of a stopped one, because the next call starts after the launch has ended.
+    """
+    fixed = any(isinstance(step, Signal) and (step.rank, step.counter) not in free for step in role.steps)
+    return role.blocks if fixed else min(role.blocks, 2)
+
+
+def _step(step: Step, units: _Units, numbers: dict[str, int], free: frozenset[tuple[int, int]], rank: int) -> Form:
+    if isinstance(step, Signal):
+        return ("signal", step.rank, step.counter, 0 if (step.rank, step.counter) in free else step.value)
+    if isinstance(step, Wait):
+        return ("wait", step.counter, 0 if (rank, step.counter) in free else step.value)
+    return ("copy" if isinstance(step, Copy) else "gemm", *(units.region(region, numbers) for region, _ in accesses(step)))
+
+
+def rotates(plan: Plan) -> bool:
+    """Whether renaming every rank r to r + 1 (and counters and pieces of buffers along with it) maps the plan onto itself.
+
+    Both forms name counters and pieces by their first use, seen from rank 0 and from rank 1; equal forms are such a
+    renaming. A plan that is symmetric in a way this does not see is only checked more slowly.
+    """
+    if plan.world < 2:
+        return False
+    pieces = _pieces(plan)
+    return _seen_from(plan, pieces, 0) == _seen_from(plan, pieces, 1)
+
+
+Cuts = dict[tuple[str, int], dict[int, int]]
+
+
+def _pieces(plan: Plan) -> Cuts:
+    """For each buffer of each rank, the number of each offset at which some region starts or ends."""
+    cuts: dict[tuple[str, int], set[int]] = {}
+    for _, step in _steps(plan):
+        for region, _ in accesses(step):
+            cuts.setdefault((region.buffer, region.rank), set()).update((region.offset, region.end))
+    return {key: {offset: i for i, offset in enumerate(sorted(offsets))} for key, offsets in cuts.items()}
+
+
+def _seen_from(plan: Plan, pieces: Cuts, base: int) -> Form:
+    names: dict[tuple[object, ...], int] = {}
+    order = [(base + i) % plan.world for i in range(plan.world)]
+
+    def cells(region: Region) -> Form:
+        table = pieces[region.buffer, region.rank]
+        span = range(table[region.offset], table[region.end])
+        return tuple(sorted(names.setdefault((region.buffer, region.rank, i), len(names)) for i in span))
+
+    for writes in (True, False):  # what is written is usually one piece, which leaves no choice of names
+        for rank in order:
+            for launch in plan.ranks[rank]:
+                for step in launch.steps:
+                    for region, write in accesses(step):
+                        if write is writes:
+                            cells(region)
+    form: list[object] = []
+    for rank in order:
+        form.append(len(plan.ranks[rank]))
+        numbers = {launch.name: i for i, launch in enumerate(plan.ranks[rank])}
+        for launch in plan.ranks[rank]:
+            form += [launch.stream, tuple(numbers[name] for name in launch.after), len(launch.roles)]
+            for role in launch.roles:
+                form += [role.blocks, len(role.steps)]
+                for step in role.steps:
+                    if isinstance(step, Signal):
+                        peer = (step.rank - base) % plan.world
+                        form += [peer, names.setdefault((step.rank, step.counter), len(names)), step.value]
+                    elif isinstance(step, Wait):
+                        form += [names.setdefault((rank, step.counter), len(names)), -step.value]
+                    else:
+                        form += [(region.buffer, (region.rank - base) % plan.world, cells(region))
+                                 for region, _ in accesses(step)]
+    return tuple(form)

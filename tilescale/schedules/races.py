@@ -1,0 +1,150 @@
+"""Races: two accesses to the same bytes, one of them a write, that nothing orders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+from tilescale.schedules.agents import CALLER, Model, Work
+from tilescale.schedules.footprint import accesses
+from tilescale.schedules.order import needs
+from tilescale.schedules.plan import Buffer, Copy
+
+Ints = npt.NDArray[np.int64]
+CHUNK = 1 << 22  # entries of one overlap matrix
+
+
+@dataclass(frozen=True)
+class Access:
+    """One access of one call: by `agent` at `position`, to bytes low to high of a buffer of a rank."""
+
+    agent: int
+    position: int
+    low: int
+    high: int
+    write: bool
+    work: Work | None  # None: the caller's
+
+
+@dataclass(frozen=True)
+class Race:
+    """Two unordered accesses, each with its call; bytes low to high of `buffer` of `rank`."""
+
+    rank: int
+    buffer: str
+    low: int
+    high: int
+    first: tuple[Access, int]
+    second: tuple[Access, int]
+
+
+Memory = dict[tuple[int, str], list[Access]]
+
+
+def footprints(model: Model) -> Memory:
+    """The accesses of one call to each buffer of each rank that anything touches."""
+    memory: Memory = {}
+    plan = model.plan
+    for index, agent in enumerate(model.agents):
+        for work in agent.work:
+            for region, write in accesses(work.step):
+                memory.setdefault((region.rank, region.buffer), []).append(
+                    Access(index, work.position, region.offset, region.end, write, work))
+        if agent.label == CALLER:
+            for buffer in plan.buffers:
+                if buffer.role != "workspace":
+                    written = buffer.role == "input"
+                    memory.setdefault((agent.rank, buffer.name), []).append(
+                        Access(index, 0 if written else len(agent.operations), 0, buffer.size, written, None))
+    return memory
+
+
+class RaceCheck:
+    """Checks all conflicting pairs; `pairs` and `runs` count what was done.
+
+    With `symmetric`, rank 0's agents are stopped and rank 0's memory is checked: the rotation of ranks, which maps the
+    plan onto itself, carries the result to every other rank.
+    """
+
+    def __init__(self, model: Model, symmetric: bool) -> None:
+        self.model = model
+        self.symmetric = symmetric
+        self.pairs = 0
+        self.runs = 0
+        self.stride = model.positions // max(1, model.plan.world)
+        self.agents_per_rank = len(model.agents) // max(1, model.plan.world)
+        self.base = np.array(model.base, dtype=np.int64)
+        self.lengths = np.array([len(a.operations) for a in model.agents], dtype=np.int64)
+        self.ranks = np.array([a.rank for a in model.agents], dtype=np.int64)
+        self.needs = self._needs()
+
+    def _needs(self) -> npt.NDArray[np.int32]:
+        stop = range(self.agents_per_rank if self.symmetric else len(self.model.agents))
+        self.runs = len(stop)
+        return np.stack([needs(self.model, agent) for agent in stop])
+
+    def first(self) -> Race | None:
+        """The first race, in the order of ranks, buffers and places; None when every pair is ordered."""
+        memory = footprints(self.model)
+        buffers = {b.name: b for b in self.model.plan.buffers}
+        for (rank, name), found in sorted(memory.items(), key=lambda item: item[0]):
+            if self.symmetric and rank:
+                break
+            race = self._check(rank, buffers[name], found)
+            if race is not None:
+                return race
+        return None
+
+    def _check(self, rank: int, buffer: Buffer, found: list[Access]) -> Race | None:
+        agent = np.array([a.agent for a in found], dtype=np.int64)
+        position = np.array([a.position for a in found], dtype=np.int64)
+        for xs, ys in _overlaps(self.model, found):
+            for call_x, call_y in product(range(self.model.calls), repeat=2):
+                if (call_x - call_y) % buffer.versions:
+                    continue
+                at_x = call_x * self.lengths[agent[xs]] + position[xs]
+                at_y = call_y * self.lengths[agent[ys]] + position[ys]
+                bad = ~(self._before(agent[xs], at_x, agent[ys], at_y) | self._before(agent[ys], at_y, agent[xs], at_x))
+                self.pairs += len(xs)
+                if bad.any():
+                    which = int(np.argmax(bad))
+                    x, y = found[int(xs[which])], found[int(ys[which])]
+                    return Race(rank, buffer.name, max(x.low, y.low), min(x.high, y.high), (x, call_x), (y, call_y))
+        return None
+
+    def _before(self, agent_x: Ints, at_x: Ints, agent_y: Ints, at_y: Ints) -> npt.NDArray[np.bool_]:
+        """Whether x must happen before y: y is only reached once x's block has gone past x."""
+        target = self.base[agent_y] + at_y
+        if not self.symmetric:
+            reached: npt.NDArray[np.bool_] = self.needs[agent_x, target] > at_x
+            return reached
+        rotated = (target - self.ranks[agent_x] * self.stride) % self.model.positions
+        reached = self.needs[agent_x % self.agents_per_rank, rotated] > at_x
+        return reached
+
+
+def _overlaps(model: Model, found: list[Access]) -> Iterator[tuple[Ints, Ints]]:
+    """Pairs (write, any) of accesses that overlap and may be made by different blocks."""
+    low = np.array([a.low for a in found], dtype=np.int64)
+    high = np.array([a.high for a in found], dtype=np.int64)
+    agent = np.array([a.agent for a in found], dtype=np.int64)
+    shared = np.array([a.work is not None and a.work.blocks > 1 for a in found])
+    copies = np.array([a.work is not None and isinstance(a.work.step, Copy) for a in found])
+    number = np.array([a.work.number if a.work is not None else -1 for a in found])
+    writes = np.flatnonzero(np.array([a.write for a in found]))
+    rows = max(1, CHUNK // max(1, len(found)))
+    for start in range(0, len(writes), rows):
+        w = writes[start:start + rows]
+        overlap = (low[w][:, None] < high[None, :]) & (low[None, :] < high[w][:, None])
+        i, ys = np.nonzero(overlap)
+        xs = w[i]
+        # One block is ordered with itself. The blocks of a role share a copy by its bytes, so two copies of the same
+        # bytes are made by the same blocks, and so is the same step in another call.
+        same = (agent[xs] == agent[ys]) & ~(shared[xs] & shared[ys])
+        same_bytes = copies[xs] & copies[ys] & (low[xs] == low[ys]) & (high[xs] == high[ys])
+        same |= (agent[xs] == agent[ys]) & (same_bytes | (number[xs] == number[ys]))
+        yield xs[~same], ys[~same]

@@ -1,0 +1,95 @@
+"""The schedule space of a spec: crossed knobs, feasible points in canonical order, rejections counted by constraint."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+from tilescale.errors import ScheduleError
+from tilescale.schedules.constraints import CONSTRAINTS, first_broken
+from tilescale.schedules.knob import BY_NAME, Value, canonical, check_restriction, points
+from tilescale.schedules.schedule import Schedule
+from tilescale.spec.op import Spec
+
+
+class Space:
+    """All schedules of a spec, optionally narrowed by `restrict` (knob name to allowed values).
+
+    Iteration yields the feasible schedules in canonical order, each once. `size` counts the crossed points, `feasible`
+    the schedules, `rejected` the points by the first constraint that they break; size == feasible + sum(rejected).
+    """
+
+    def __init__(self, spec: Spec, restrict: dict[str, Sequence[Value]] | None = None) -> None:
+        spec.require_kernels()
+        self.spec = spec
+        self.restrict = dict(restrict or {})
+        check_restriction(self.restrict)
+
+    @cached_property
+    def _enumerated(self) -> tuple[tuple[Schedule, ...], dict[str, int], int]:
+        feasible: list[Schedule] = []
+        rejected: Counter[str] = Counter()
+        size = 0
+        for chosen in points(self.spec, self.restrict):
+            size += 1
+            schedule = Schedule(**chosen)  # type: ignore[arg-type]
+            broken = first_broken(self.spec, schedule)
+            if broken is None:
+                feasible.append(schedule)
+            else:
+                rejected[broken.name] += 1
+        return tuple(feasible), dict(sorted(rejected.items())), size
+
+    @property
+    def schedules(self) -> tuple[Schedule, ...]:
+        return self._enumerated[0]
+
+    @property
+    def feasible(self) -> int:
+        return len(self.schedules)
+
+    @property
+    def rejected(self) -> dict[str, int]:
+        return dict(self._enumerated[1])
+
+    @property
+    def size(self) -> int:
+        return self._enumerated[2]
+
+    def __iter__(self) -> Iterator[Schedule]:
+        return iter(self.schedules)
+
+    def __len__(self) -> int:
+        return self.feasible
+
+    def __contains__(self, schedule: object) -> bool:
+        return schedule in self._members
+
+    @cached_property
+    def _members(self) -> frozenset[Schedule]:
+        return frozenset(self.schedules)
+
+    def neighbours(self, schedule: Schedule) -> tuple[Schedule, ...]:
+        """Feasible schedules one knob step away, in canonical order."""
+        found = []
+        for name, knob in BY_NAME.items():
+            for value in knob.neighbours(getattr(schedule, name)):
+                moved = Schedule(**{**schedule.as_dict(), name: value})
+                try:
+                    candidate = canonical(self.spec, moved)
+                except ScheduleError:
+                    continue
+                if candidate in self and candidate != schedule:
+                    found.append(candidate)
+        return tuple(dict.fromkeys(found))
+
+    def explain_empty(self) -> str:
+        """Why nothing is feasible: rejections by constraint with their rules."""
+        rules = {c.name: c.rule for c in CONSTRAINTS}
+        return "; ".join(f"{count} points break {name} ({rules[name]})" for name, count in self.rejected.items())
+
+
+def space(spec: Spec, restrict: dict[str, Sequence[Value]] | None = None) -> Space:
+    """The schedule space of `spec`; see Space. Raises SpecError for a spec without kernels."""
+    return Space(spec, restrict)

@@ -1,0 +1,70 @@
+"""The exact verifier of plans.
+
+`verify` shows, for three consecutive calls: no deadlock; no race, also between calls and with the caller, who writes
+the inputs before each call and reads the outputs after it; every output byte written exactly once and derived from the
+right rows; regions inside visible buffers; blocks that wait for each other resident together; resources and counters
+within limits. What it does not show is `LIMITS`.
+"""
+
+from __future__ import annotations
+
+from tilescale.schedules import footprint, residency
+from tilescale.schedules.agents import CALLS, Model
+from tilescale.schedules.dataflow import DataFlow
+from tilescale.schedules.explain import tell_deadlock, tell_race
+from tilescale.schedules.order import maximal
+from tilescale.schedules.plan import Plan
+from tilescale.schedules.proof_cache import ProofCache
+from tilescale.schedules.protocol import protocol_digest, rotates
+from tilescale.schedules.races import RaceCheck
+from tilescale.schedules.story import Counterexample, Proof, Stats
+
+LIMITS = (
+    "Not covered by a proof: memory ordering below the stated rules (a signal publishes all earlier steps of its block, a "
+    "wait acquires them); the inside of a step (threads, pipelines, barriers, rounding); that the kernel text carries out "
+    "the plan (the emulator's conformance shows it); that streams of a rank really run side by side; that one call uses "
+    "the counters and buffers of a workspace at a time; more consecutive calls than three beyond the repetition they show."
+)
+
+MEMORY = ProofCache()
+
+
+def verify(plan: Plan, calls: int = CALLS, cache: ProofCache | None = MEMORY) -> Proof:
+    """Prove `plan`, or find a counterexample. Never raises for a bad plan.
+
+    `cache`: known proofs by protocol digest (None: prove anew). Checks that depend on sizes are always made.
+    """
+    problem = check_sizes(plan, calls)
+    if problem is not None:
+        return Proof(False, problem, "")
+    digest = protocol_digest(plan)
+    known = cache.get(digest, calls) if cache is not None else None
+    if known is not None:
+        return Proof(True, None, digest, known)
+    problem, stats = check_protocol(plan, calls)
+    if problem is None and cache is not None:
+        cache.put(digest, calls, stats)
+    return Proof(problem is None, problem, digest, stats)
+
+
+def check_sizes(plan: Plan, calls: int = CALLS) -> Counterexample | None:
+    """The checks that need no run, in the order in which later ones rely on earlier ones."""
+    return (footprint.check_structure(plan) or footprint.check_steps(plan) or residency.check_resources(plan)
+            or residency.check_residency(plan) or residency.check_counters(plan, calls) or footprint.check_coverage(plan))
+
+
+def check_protocol(plan: Plan, calls: int = CALLS) -> tuple[Counterexample | None, Stats]:
+    """Deadlock, races and data flow over `calls` calls of a plan that `check_sizes` has accepted."""
+    model = Model(plan, calls)
+    operations = sum(len(program) for program in model.programs) + calls * sum(len(a.work) for a in model.agents)
+    run = maximal(model)
+    stats = Stats(operations, len(model.agents))
+    if any(pc < len(program) for pc, program in zip(run.pcs, model.programs, strict=True)):
+        return tell_deadlock(model, run), stats
+    symmetric = rotates(plan)
+    check = RaceCheck(model, symmetric)
+    race = check.first()
+    stats = Stats(operations, len(model.agents), check.pairs, check.runs, symmetric)
+    if race is not None:
+        return tell_race(model, race), stats
+    return DataFlow(model, run).check(), stats

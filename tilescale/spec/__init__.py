@@ -1,0 +1,1 @@
+"""Declarations: tensors, views, topologies, and the operations derived from them."""

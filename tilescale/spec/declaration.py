@@ -1,0 +1,143 @@
+"""The value that every room downstream starts from: one operation on given tensors and ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from tilescale import canon
+from tilescale.errors import SpecError, nearest
+from tilescale.spec.operation import OPERATIONS, Operation
+from tilescale.spec.tensor import Dim, Tensor
+from tilescale.spec.topology import Topology
+
+PLACEMENTS = ("ordinary", "symmetric")
+EPILOGUES = ("bias", "gelu", "residual_rmsnorm", "silu", "swiglu")
+Attribute = int | str
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One operation, derived from a declaration (see op.py, whose functions make it).
+
+    ``placement``: "ordinary" inputs are staged into peer-visible memory as part of the operation; "symmetric" ones lie
+    there already. ``deterministic``: the same bits every call. ``then``: names of epilogues. ``attributes``: sorted
+    (name, value) pairs of the operation itself, such as ("k", 1) of a shift. Raises SpecError.
+    """
+
+    op: str
+    inputs: tuple[Tensor, ...]
+    output: Tensor
+    topology: Topology
+    placement: str = "ordinary"
+    deterministic: bool = False
+    then: tuple[str, ...] = ()
+    attributes: tuple[tuple[str, Attribute], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.placement not in PLACEMENTS:
+            raise SpecError('inputs is "ordinary" or "symmetric"', repr(self.placement), nearest("", PLACEMENTS))
+        if not isinstance(self.deterministic, bool):
+            raise SpecError("deterministic is True or False", repr(self.deterministic), "leave it out for False")
+        object.__setattr__(self, "attributes", tuple(sorted(self.attributes)))
+        object.__setattr__(self, "then", tuple(self.then))
+        for name in self.then:
+            if name not in EPILOGUES:
+                raise SpecError("an epilogue is known", repr(name), nearest(name, EPILOGUES))
+        operation = self.operation
+        bounds = {dim.name: dim for dim in self.dims}
+        for dim in self.dims:
+            if bounds[dim.name] != dim:
+                raise SpecError("a Dim has one range in a declaration", f"{dim} and {bounds[dim.name]}", "use one Dim")
+        if operation.moves and self.world < 2:
+            raise SpecError(
+                f"{self.op} is between at least two ranks",
+                f"{self.world} rank of {self.topology.name}",
+                "use Topology.shared_gpu(ranks=4) or .scale_model(...) to share one GPU, or torch on one rank",
+            )
+        operation.check(self)
+
+    @property
+    def operation(self) -> Operation:
+        """Its entry in the registry of operations."""
+        return OPERATIONS[self.op]
+
+    @property
+    def world(self) -> int:
+        """Number of ranks that take part."""
+        return self.topology.ranks
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the busiest rank; a Dim counts with its upper bound."""
+        return self.operation.flops(self)
+
+    @property
+    def link_bytes(self) -> int:
+        """Bytes that the rank which lacks most must receive over links, at the least."""
+        return self.operation.link_bytes(self)
+
+    @property
+    def digest(self) -> str:
+        """Identity of the work and of the structure it runs on."""
+        work = [self.op, self.inputs, self.output, self.placement, self.deterministic, self.then, self.attributes]
+        return canon.digest([work, self.topology.digest])
+
+    @property
+    def local(self) -> bool:
+        """Whether nothing crosses a link: a local GEMM."""
+        return not self.operation.moves
+
+    @property
+    def without_kernels(self) -> str:
+        """Why there are no kernels for it and what to do instead, in a sentence; "" where there are."""
+        operation = self.operation
+        if not operation.kernels:
+            return operation.remedy
+        if self.then:
+            return f"epilogues ({', '.join(self.then)}) have no kernels: apply them with torch to the output"
+        return operation.limits(self)
+
+    @property
+    def kernels(self) -> bool:
+        """Whether schedules with kernels exist for it."""
+        return not self.without_kernels
+
+    def require_kernels(self) -> None:
+        """SpecError with the remedy where there are no kernels; called where a spec is tuned or lowered."""
+        if self.without_kernels:
+            raise SpecError(f"{self.op} has kernels for this declaration", self.label, self.without_kernels)
+
+    @property
+    def mnk(self) -> tuple[int, int, int]:
+        """Global (M, N, K) of a matmul; a Dim counts with its upper bound. SpecError for other operations."""
+        if self.operation.compute != "gemm":
+            raise SpecError("M, N, K are those of a matmul", self.op, "use inputs[0].sizes")
+        a, b = self.inputs[0].sizes, self.inputs[1].sizes
+        return a[0], b[1], a[1]
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        """Sizes known only at run time, without repetition, in order of appearance."""
+        return tuple(dict.fromkeys(dim for tensor in (*self.inputs, self.output) for dim in tensor.dims))
+
+    def bind(self, **sizes: int) -> Spec:
+        """The spec with its Dims given sizes: ``spec.bind(M=4096)``. SpecError for an unknown name or a bad value."""
+        known = [dim.name for dim in self.dims]
+        for name in sizes:
+            if name not in known:
+                raise SpecError("a bound size is a Dim of the declaration", repr(name), nearest(name, known))
+        inputs = tuple(tensor.bind(**sizes) for tensor in self.inputs)
+        return dataclasses.replace(self, inputs=inputs, output=self.output.bind(**sizes))
+
+    def attribute(self, name: str, default: Attribute | None = None) -> Attribute | None:
+        return dict(self.attributes).get(name, default)
+
+    @property
+    def label(self) -> str:
+        """Short text such as ``ag_gemm 4096x10240x8192 bfloat16 w4`` (M x N x K for a matmul)."""
+        first = self.inputs[0]
+        shape: tuple[int | Dim, ...] = first.shape
+        if self.operation.compute == "gemm":
+            shape = (first.shape[0], self.inputs[1].shape[1], first.shape[1])
+        return f"{self.op} {'x'.join(map(str, shape))} {first.dtype} w{self.world}"

@@ -1,0 +1,241 @@
+"""Declarations: functions that take tensors and views and return the operation these ask for.
+
+Keyword arguments of all: ``topology`` (a Topology, or a torch DeviceMesh over the GPUs at hand); ``inputs``
+("ordinary": staging into peer-visible memory is part of the operation; "symmetric": the caller has done it);
+``deterministic`` (the same bits every call); ``then`` (epilogues). All raise SpecError, naming the rule, the values and
+the remedy, for a declaration that cannot be met.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from tilescale.errors import SpecError
+from tilescale.spec.declaration import Attribute, Spec
+from tilescale.spec.derive import derive
+from tilescale.spec.ranks import resolve
+from tilescale.spec.tensor import Dim, Tensor, as_dtype
+from tilescale.spec.views import BlockView, FullRow, PartialView, ReplicateView, Shard, View, as_view
+
+__all__ = ["Spec", "linear", "matmul", "moe_combine", "moe_dispatch", "redistribute", "shift"]
+
+FP8 = ("float8_e4m3fn", "float8_e5m2")
+# The default output dtype of inputs that are too narrow to hold a product.
+WIDE = {"float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16", "int8": "int32"}
+FACTORS = ("bfloat16", "float16", "float32", *FP8, "int8")
+
+
+def matmul(
+    a: Tensor,
+    b: Tensor,
+    out: object,
+    topology: object,
+    *,
+    out_dtype: object = None,
+    inputs: str = "ordinary",
+    deterministic: bool = False,
+    then: Sequence[str] = (),
+    algorithm: str | None = None,
+) -> Spec:
+    """C = A B with A (M, K), B (K, N), and ``out`` the view of C (M, N), which is row-major.
+
+    ``out_dtype``: that of A by default (bfloat16 for fp8, int32 for int8); products accumulate in fp32 (int32).
+    ``algorithm``: for Block views "summa" (default) or "cannon" (square mesh).
+    """
+    a, b = _matrix("A", a), _matrix("B", b)
+    _check_factors(a, b)
+    dtype = WIDE.get(a.dtype, a.dtype) if out_dtype is None else as_dtype(out_dtype)
+    c = Tensor((a.shape[0], b.shape[1]), dtype, as_view(out))
+    attributes: dict[str, Attribute] = {} if algorithm is None else {"algorithm": algorithm}
+    return _declare("matmul", (a, b), c, topology, inputs, deterministic, then, attributes)
+
+
+def linear(
+    x: Tensor,
+    w: Tensor,
+    out: object,
+    topology: object,
+    *,
+    out_dtype: object = None,
+    inputs: str = "ordinary",
+    deterministic: bool = False,
+    then: Sequence[str] = (),
+) -> Spec:
+    """y = x w^T with x (M, K) and w as torch.nn.Linear holds it: (N, K), row-major.
+
+    Sharded on N, ``Shard(0)``, w is B (K, N) with view FullCol and order "col": nothing is copied.
+    """
+    w = _matrix("w", w)
+    b = Tensor((w.shape[1], w.shape[0]), w.dtype, _flipped(w), "row" if w.order == "col" else "col")
+    return matmul(x, b, out, topology, out_dtype=out_dtype, inputs=inputs, deterministic=deterministic, then=then)
+
+
+def redistribute(
+    tensor: Tensor,
+    to: object,
+    topology: object,
+    *,
+    transpose: Sequence[int] | None = None,
+    root: int | None = None,
+    out_dtype: object = None,
+    inputs: str = "ordinary",
+    deterministic: bool = False,
+    then: Sequence[str] = (),
+) -> Spec:
+    """The same tensor under another view.
+
+    ``transpose``: for Shard(i) -> Shard(j), a permutation of the dimensions applied on the way; ``to`` is then the view
+    of the permuted tensor. ``root``: the one rank that holds a Replicate tensor, which makes it a broadcast.
+    """
+    _tensor("the tensor", tensor)
+    _same_dtype(tensor, out_dtype)
+    view = as_view(to)
+    shape, attributes = tensor.shape, dict[str, Attribute]()
+    if transpose is not None:
+        order = _permutation(transpose, tensor.ndim)
+        shape = tuple(tensor.shape[dim] for dim in order)
+        attributes["transpose"] = ",".join(map(str, order))
+    output = Tensor(shape, tensor.dtype, view, tensor.order)
+    declaration = "redistribute"
+    if root is not None:
+        declaration, attributes["root"] = "redistribute from one rank", root
+    elif transpose is None:
+        _refuse_nothing_to_do(tensor, output)
+    spec = _declare(declaration, (tensor,), output, topology, inputs, deterministic, then, attributes)
+    if transpose is not None and spec.op != "all_to_all":
+        raise SpecError("transpose goes with Shard(i) -> Shard(j)", spec.op, "transpose with torch before or after")
+    return spec
+
+
+def shift(
+    tensor: Tensor,
+    k: int,
+    topology: object,
+    *,
+    inputs: str = "ordinary",
+    deterministic: bool = False,
+) -> Spec:
+    """Rank r receives the shard of rank r - k modulo the world. Shards are even; k is no multiple of the world."""
+    _tensor("the tensor", tensor)
+    return _declare("shift", (tensor,), tensor, topology, inputs, deterministic, (), {"k": k})
+
+
+def moe_dispatch(
+    tokens: Tensor,
+    experts: int,
+    top_k: int,
+    topology: object,
+    *,
+    inputs: str = "ordinary",
+    deterministic: bool = False,
+) -> Spec:
+    """Send each row of ``tokens`` (T, hidden; FullRow) to the ranks of its ``top_k`` of ``experts`` experts.
+
+    The output has at most T * top_k rows, a Dim "routed": how many lie on a rank is known on the device alone.
+    """
+    tokens = _matrix("tokens", tokens)
+    routed = Dim("routed", 1, tokens.sizes[0] * max(1, top_k))
+    output = Tensor((routed, tokens.shape[1]), tokens.dtype, FullRow)
+    attributes: dict[str, Attribute] = {"experts": experts, "top_k": top_k}
+    return _declare("moe_dispatch", (tokens,), output, topology, inputs, deterministic, (), attributes)
+
+
+def moe_combine(
+    expert_rows: Tensor,
+    tokens: int | Dim,
+    experts: int,
+    top_k: int,
+    topology: object,
+    *,
+    inputs: str = "ordinary",
+    deterministic: bool = False,
+) -> Spec:
+    """The way back of ``moe_dispatch``: rows (routed, hidden; FullRow) are weighted and summed into ``tokens`` rows."""
+    expert_rows = _matrix("expert_rows", expert_rows)
+    output = Tensor((tokens, expert_rows.shape[1]), expert_rows.dtype, FullRow)
+    attributes: dict[str, Attribute] = {"experts": experts, "top_k": top_k}
+    return _declare("moe_combine", (expert_rows,), output, topology, inputs, deterministic, (), attributes)
+
+
+def _declare(
+    declaration: str,
+    tensors: tuple[Tensor, ...],
+    output: Tensor,
+    topology: object,
+    inputs: str,
+    deterministic: bool,
+    then: Sequence[str],
+    attributes: dict[str, Attribute],
+) -> Spec:
+    ranks, (*tensors_bare, output) = resolve(topology, (*tensors, output))
+    op = derive(declaration, tensors_bare, output)
+    if isinstance(then, str):
+        raise SpecError("then is a sequence of epilogue names", repr(then), f"write then=[{then!r}]")
+    pairs = tuple(attributes.items())
+    return Spec(op, tuple(tensors_bare), output, ranks, inputs, deterministic, tuple(then), pairs)
+
+
+def _tensor(name: str, value: object) -> Tensor:
+    if not isinstance(value, Tensor):
+        several = isinstance(value, (tuple, list))
+        remedy = "declare one operation for each, or one whose tensors are concatenated" if several else ""
+        raise SpecError(f"{name} is a Tensor", type(value).__name__, remedy or "wrap it: Tensor(shape, dtype, view)")
+    return value
+
+
+def _matrix(name: str, value: object) -> Tensor:
+    tensor = _tensor(name, value)
+    if tensor.ndim != 2:
+        raise SpecError(f"{name} is a matrix", tensor.label, "flatten the leading dimensions into one")
+    return tensor
+
+
+def _check_factors(a: Tensor, b: Tensor) -> None:
+    for name, tensor in (("A", a), ("B", b)):
+        if tensor.dtype not in FACTORS:
+            raise SpecError(f"the dtype of {name} can be multiplied", tensor.dtype, "one of " + ", ".join(FACTORS))
+    if a.dtype != b.dtype and not (a.dtype in FP8 and b.dtype in FP8):
+        raise SpecError("A and B have one dtype", f"{a.dtype} and {b.dtype}", "convert one of them with torch")
+    if a.shape[1] != b.shape[0]:
+        raise SpecError(
+            "the contraction sizes match: A (M, K), B (K, N)",
+            f"A {'x'.join(map(str, a.shape))}, B {'x'.join(map(str, b.shape))}",
+            "give B as (K, N), or use linear(x, w) for w held as (N, K)",
+        )
+
+
+def _flipped(w: Tensor) -> View:
+    if isinstance(w.view, BlockView):
+        raise SpecError("w of a linear is not a Block", w.label, "use matmul with B as (K, N)")
+    if isinstance(w.view, Shard):
+        return dataclasses.replace(w.view, dim=1 - w.view.dim % 2)
+    return w.view
+
+
+def _same_dtype(tensor: Tensor, out_dtype: object) -> None:
+    if out_dtype is not None and as_dtype(out_dtype) != tensor.dtype:
+        raise SpecError("redistribute keeps the dtype", f"{tensor.dtype} -> {out_dtype}", "convert with torch")
+
+
+def _permutation(transpose: Sequence[int], ndim: int) -> tuple[int, ...]:
+    order = tuple(transpose)
+    if sorted(order) != list(range(ndim)):
+        raise SpecError(f"transpose is a permutation of 0..{ndim - 1}", order, "for example (1, 0, 2)")
+    return order
+
+
+def _refuse_nothing_to_do(tensor: Tensor, output: Tensor) -> None:
+    source, target = tensor.view, output.view
+    if source == target:
+        raise SpecError(
+            "a redistribute changes the view",
+            f"{source.label} -> {target.label}",
+            "this needs no communication: use the tensor as it is",
+        )
+    if isinstance(source, ReplicateView) and not isinstance(target, PartialView):
+        raise SpecError(
+            "a redistribute moves data between ranks",
+            f"{source.label} -> {target.label}",
+            "this needs no communication: slice the local tensor; from one rank, give root=",
+        )

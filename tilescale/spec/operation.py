@@ -1,0 +1,56 @@
+"""What an operation is: the properties every file of spec/ops states about the one it is named after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tilescale.registry import Registry
+
+if TYPE_CHECKING:
+    from tilescale.spec.declaration import Spec
+
+
+@dataclass(frozen=True)
+class Move:
+    """Data that must cross links: ``kind`` (gather, reduce_scatter, all_reduce, all_to_all, broadcast, shift, dispatch,
+    combine), of input ``operand`` (-1: the output), along dimension ``dim`` of that tensor."""
+
+    kind: str
+    operand: int
+    dim: int
+
+
+def _fine(spec: Spec) -> None:
+    """No rule beyond those of the table."""
+
+
+def _no_limit(spec: Spec) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation.
+
+    ``flops(spec)``: floating-point operations of the busiest rank. ``link_bytes(spec)``: bytes the rank that lacks
+    most must receive over links, the minimum of any algorithm without in-network reduction. ``check(spec)`` raises
+    SpecError for rules of this operation alone. ``compute``: "gemm", "copy" (elements only move or are added) or None.
+    ``kernels``: whether kernels exist; where not, ``remedy`` says in a sentence what to do instead. ``limits(spec)``:
+    a sentence why an operation with kernels has none for this spec, else "".
+    """
+
+    name: str
+    summary: str
+    flops: Callable[[Spec], int]
+    link_bytes: Callable[[Spec], int]
+    moves: tuple[Move, ...]
+    compute: str | None
+    kernels: bool = False
+    remedy: str = ""
+    check: Callable[[Spec], None] = _fine
+    limits: Callable[[Spec], str] = _no_limit
+
+
+OPERATIONS: Registry[Operation] = Registry("operation", package="tilescale.spec.ops")

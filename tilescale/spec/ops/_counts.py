@@ -1,0 +1,44 @@
+"""Counts that several operations share. Uneven shards: the rank with most work, the rank that lacks most."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tilescale.errors import SpecError
+from tilescale.spec.tensor import Tensor, shard_sizes
+
+if TYPE_CHECKING:
+    from tilescale.spec.declaration import Spec
+
+
+def largest(size: int, world: int) -> int:
+    """Largest shard of ``size`` elements."""
+    return max(shard_sizes(size, world))
+
+
+def lacking_bytes(tensor: Tensor, world: int, dim: int | None = None) -> int:
+    """Bytes that the rank with the smallest shard along ``dim`` (default: the sharded one) does not hold."""
+    size = tensor.sizes[(tensor.shard_dim or 0) if dim is None else dim]
+    return tensor.nbytes // size * (size - min(shard_sizes(size, world)))
+
+
+def own_shard_bytes(tensor: Tensor, world: int, dim: int) -> int:
+    """Bytes of the largest shard along ``dim``."""
+    size = tensor.sizes[dim]
+    return tensor.nbytes // size * largest(size, world)
+
+
+def no_flops(spec: Spec) -> int:
+    return 0
+
+
+def no_bytes(spec: Spec) -> int:
+    return 0
+
+
+def count_attribute(spec: Spec, name: str) -> int:
+    """A positive integer attribute; SpecError where it is none."""
+    value = spec.attribute(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise SpecError(f"{spec.op}: {name} is a positive integer", repr(value), "correct it")
+    return value

@@ -1,0 +1,40 @@
+"""All-gather of A's rows, then GEMM with the local columns of B (column-parallel linear with sequence parallelism)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tilescale.spec.operation import OPERATIONS, Move, Operation
+from tilescale.spec.ops._counts import lacking_bytes, largest
+
+if TYPE_CHECKING:
+    from tilescale.spec.declaration import Spec
+
+
+def _flops(spec: Spec) -> int:
+    m, n, k = spec.mnk
+    return 2 * m * k * largest(n, spec.world)
+
+
+def _link_bytes(spec: Spec) -> int:
+    return lacking_bytes(spec.inputs[0], spec.world)
+
+
+def _limits(spec: Spec) -> str:
+    if spec.inputs[0].order != "row":
+        return 'kernels gather whole rows of A: declare A with order="row"'
+    return ""
+
+
+OPERATIONS.register(
+    Operation(
+        name="ag_gemm",
+        summary="gather the rows of A, multiply by the local columns of B",
+        flops=_flops,
+        link_bytes=_link_bytes,
+        moves=(Move("gather", 0, 0),),
+        compute="gemm",
+        kernels=True,
+        limits=_limits,
+    )
+)

@@ -1,0 +1,34 @@
+"""GEMM over the local part of the contraction, then all-reduce of C (row-parallel linear, tokens on every rank)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tilescale.spec.operation import OPERATIONS, Move, Operation
+from tilescale.spec.ops._counts import lacking_bytes, largest, own_shard_bytes
+
+if TYPE_CHECKING:
+    from tilescale.spec.declaration import Spec
+
+
+def _flops(spec: Spec) -> int:
+    m, n, k = spec.mnk
+    return 2 * m * n * largest(k, spec.world)
+
+
+def _link_bytes(spec: Spec) -> int:
+    c = spec.output
+    return own_shard_bytes(c, spec.world, 0) * (spec.world - 1) + lacking_bytes(c, spec.world, 0)
+
+
+OPERATIONS.register(
+    Operation(
+        name="gemm_ar",
+        summary="multiply the local parts of the contraction, sum over ranks, everywhere",
+        flops=_flops,
+        link_bytes=_link_bytes,
+        moves=(Move("all_reduce", -1, 0),),
+        compute="gemm",
+        remedy="gemm_ar has no kernels: use torch.matmul, then torch.distributed.all_reduce",
+    )
+)
