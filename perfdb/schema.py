@@ -83,7 +83,7 @@ def inspect_file(path: Path, create: bool) -> None:
     if not header:
         log = _log_bytes(path)
         if log:
-            actual = f"{path} is empty beside a log of {log} bytes"
+            actual = f"{path} is empty beside {log} bytes in its -wal file"
             raise CorruptDatabase("the database file must be intact", actual, way_out(path))
     elif not header.startswith(MAGIC[: len(header)]):
         raise NotADatabase(
@@ -107,9 +107,12 @@ def _header(path: Path) -> bytes:
 
 
 def _log_bytes(path: Path) -> int:
-    """Bytes in the write-ahead log or the rollback journal beside the file."""
-    logs = (Path(f"{path}{suffix}") for suffix in ("-wal", "-journal"))
-    return sum(log.stat().st_size for log in logs if log.exists())
+    """Bytes in the write-ahead log beside the file.
+
+    A rollback journal does not count: it is there while another process writes the first page of a new database.
+    """
+    log = Path(f"{path}-wal")
+    return log.stat().st_size if log.exists() else 0
 
 
 def quick_check(path: Path) -> None:

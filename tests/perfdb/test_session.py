@@ -55,7 +55,9 @@ def test_kill_9_loses_no_recorded_trial(path: Path) -> None:
         output = b""
         while output.count(b"\n") < wanted:
             assert select.select([process.stdout], [], [], 60)[0], "the writer stands still"
-            output += os.read(process.stdout.fileno(), 4096)
+            more = os.read(process.stdout.fileno(), 4096)
+            assert more, "the writer ended by itself"
+            output += more
         threading.Event().wait(chance.uniform(0.2, 0.6) if wanted == 0 else chance.uniform(0, 0.01))
         process.send_signal(signal.SIGKILL)
         rest, _ = process.communicate()

@@ -118,8 +118,8 @@ class Job:
     """One run. The same job gives the same report, wherever it runs.
 
     `adversary`: "lazy" (asynchronous work happens only when nothing else can run), "random" or "eager" (at once).
-    `sm_share`: blocks of a rank that are resident together. `expire`: where nothing can run, waits for counters return as
-    if their time were over, so that the drain path runs; otherwise it is a deadlock.
+    `sm_share`: blocks of a rank that are resident together. `expire`: where nothing can run, waits for counters return
+    as if their time were over, so that the drain path runs; otherwise it is a deadlock.
     """
 
     seed: int

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import functools
 import threading
 from collections import defaultdict
 from ctypes import CFUNCTYPE, POINTER, Structure, byref, c_char_p, c_uint32, c_uint64, c_void_p
 from typing import Any
-
-import _ctypes
 
 from tilescale.codegen.host.build import build_runtime
 from tilescale.codegen.table import ARGUMENTS
@@ -47,13 +46,15 @@ _Row = CFUNCTYPE(None, c_uint32, c_uint32, c_uint32, c_uint32, c_uint64, c_uint6
 
 
 class _Waiting(Structure):
-    _fields_ = [(n, c_uint32) for n in ("rank", "node", "block", "first_thread", "last_thread", "step", "kind", "owner")] + [
-        (n, c_uint64) for n in ("object", "found", "wanted")]
+    _fields_ = [
+        (n, c_uint32) for n in ("rank", "node", "block", "first_thread", "last_thread", "step", "kind", "owner")
+    ] + [(n, c_uint64) for n in ("object", "found", "wanted")]
 
 
 class _Gemm(Structure):
     _fields_ = [(n, c_uint64) for n in ("a", "b", "out")] + [
-        (n, c_uint32) for n in ("m", "n", "k", "in_format", "out_format", "b_transposed")]
+        (n, c_uint32) for n in ("m", "n", "k", "in_format", "out_format", "b_transposed")
+    ]
 
 
 @functools.cache
@@ -86,18 +87,25 @@ def _runtime() -> Any:
 
 
 def run_job(job: Job) -> RunReport:
-    """Execute `job` in this process. Raises EmulationError where it cannot start; faults of kernels are in the report."""
+    """Execute `job` in this process. Raises EmulationError where it cannot start; kernels' faults are in the report."""
     with _lock:
         library = _runtime()
         loaded: dict[str, ctypes.CDLL] = {}
-        library.ts_create(job.seed & (2**64 - 1), ADVERSARIES.index(job.adversary), job.sm_share, job.step_limit,
-                          int(job.expire))
+        library.ts_create(
+            job.seed & (2**64 - 1), ADVERSARIES.index(job.adversary), job.sm_share, job.step_limit, int(job.expire)
+        )
         try:
             _declare(library, job, loaded)
             kind = FAULTS[library.ts_run()]
             fault = _fault(library, job, kind) if kind else None
-            return RunReport(fault is None, fault, _waiting(library, job), _log(library, job), library.ts_steps(),
-                             _seen(library, job))
+            return RunReport(
+                fault is None,
+                fault,
+                _waiting(library, job),
+                _log(library, job),
+                library.ts_steps(),
+                _seen(library, job),
+            )
         finally:
             library.ts_destroy()
             for candidate in loaded.values():
@@ -106,20 +114,39 @@ def run_job(job: Job) -> RunReport:
 
 def _declare(library: Any, job: Job, loaded: dict[str, ctypes.CDLL]) -> None:
     for memory in job.memories:
-        done = library.ts_memory(memory.rank, MEMORY_KINDS.index(memory.kind), memory.address, memory.size,
-                                 int(memory.initialised), memory.counter_stride, memory.data, len(memory.data))
+        done = library.ts_memory(
+            memory.rank,
+            MEMORY_KINDS.index(memory.kind),
+            memory.address,
+            memory.size,
+            int(memory.initialised),
+            memory.counter_stride,
+            memory.data,
+            len(memory.data),
+        )
         if not done:
-            raise EmulationError("the addresses of emulated memories are free in the process",
-                                 f"{memory.name} of rank {memory.rank}: {memory.size} bytes at {memory.address:#x}",
-                                 "use smaller shapes, or run_isolated")
+            raise EmulationError(
+                "the addresses of emulated memories are free in the process",
+                f"{memory.name} of rank {memory.rank}: {memory.size} bytes at {memory.address:#x}",
+                "use smaller shapes, or run_isolated",
+            )
     for number, node in enumerate(job.nodes):
         if isinstance(node, Kernel):
             _declare_kernel(library, node, loaded)
         elif isinstance(node, CopyEngine):
             library.ts_copy(node.rank, node.call, node.step, node.target, node.source, node.size)
         elif isinstance(node, LibraryGemm):
-            gemm = _Gemm(node.a, node.b, node.out, node.m, node.n, node.k, FORMATS.index(node.in_format),
-                         FORMATS.index(node.out_format), int(node.b_transposed))
+            gemm = _Gemm(
+                node.a,
+                node.b,
+                node.out,
+                node.m,
+                node.n,
+                node.k,
+                FORMATS.index(node.in_format),
+                FORMATS.index(node.out_format),
+                int(node.b_transposed),
+            )
             library.ts_gemm(node.rank, node.call, node.step, byref(gemm))
         elif isinstance(node, CallerWrites):
             library.ts_caller_writes(node.rank, node.call, node.address, node.data, len(node.data))
@@ -135,10 +162,21 @@ def _declare_kernel(library: Any, node: Kernel, loaded: dict[str, ctypes.CDLL]) 
         candidate = loaded[path] = loaded.get(path) or ctypes.CDLL(path)
         entry = ctypes.cast(getattr(candidate, node.entry), c_void_p).value
     except (OSError, AttributeError) as error:
-        raise EmulationError("a kernel's library holds its entry", f"{node.entry} in {path}: {error}",
-                             "build it with build_candidate") from error
-    library.ts_kernel(node.rank, node.call, entry, node.arguments, len(node.arguments), node.maps, len(node.maps),
-                      node.blocks, node.threads, node.shared_bytes)
+        raise EmulationError(
+            "a kernel's library holds its entry", f"{node.entry} in {path}: {error}", "build it with build_candidate"
+        ) from error
+    library.ts_kernel(
+        node.rank,
+        node.call,
+        entry,
+        node.arguments,
+        len(node.arguments),
+        node.maps,
+        len(node.maps),
+        node.blocks,
+        node.threads,
+        node.shared_bytes,
+    )
 
 
 def _known(value: int) -> int | None:
@@ -151,8 +189,17 @@ def _fault(library: Any, job: Job, kind: str) -> Fault:
     rank, node, block, thread, step, memory, offset = (_known(v) for v in values)
     owner = job.memories[memory] if memory is not None else None
     buffer = f"{owner.name} of rank {owner.rank} ({owner.size} bytes)" if owner else None
-    return Fault(kind, library.ts_message().decode(), rank, None if node is None else job.nodes[node].name, block, thread,
-                 step, buffer, offset if owner else None)
+    return Fault(
+        kind,
+        library.ts_message().decode(),
+        rank,
+        None if node is None else job.nodes[node].name,
+        block,
+        thread,
+        step,
+        buffer,
+        offset if owner else None,
+    )
 
 
 def _waiting(library: Any, job: Job) -> tuple[Waiting, ...]:
@@ -161,8 +208,21 @@ def _waiting(library: Any, job: Job) -> tuple[Waiting, ...]:
     lines = []
     for w in first[:count]:
         step = -1 if w.step == _NOBODY else w.step
-        lines.append(Waiting(w.rank, job.nodes[w.node].name, w.block, w.block, w.first_thread, w.last_thread, step,
-                             WAITS[w.kind], w.object, w.found, w.wanted))
+        lines.append(
+            Waiting(
+                w.rank,
+                job.nodes[w.node].name,
+                w.block,
+                w.block,
+                w.first_thread,
+                w.last_thread,
+                step,
+                WAITS[w.kind],
+                w.object,
+                w.found,
+                w.wanted,
+            )
+        )
     return merge_waiting(lines)
 
 

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-FAULTS = ("", "out_of_bounds", "uninitialised", "mbarrier", "barrier", "collective", "in_flight", "misaligned", "step_limit",
-          "memory_fault", "deadlock", "unsupported")
+FAULTS = (
+    "",
+    "out_of_bounds",
+    "uninitialised",
+    "mbarrier",
+    "barrier",
+    "collective",
+    "in_flight",
+    "misaligned",
+    "step_limit",
+    "memory_fault",
+    "deadlock",
+    "unsupported",
+)
 WAITS = ("runs", "counter", "mbarrier", "barrier", "bulk", "bulk_read", "wgmma", "polls", "not_started")
 
 
@@ -65,8 +77,15 @@ class Fault:
     offset: int | None = None
 
     def __str__(self) -> str:
-        parts = (("rank", self.rank), ("launch", self.launch), ("block", self.block), ("thread", self.thread),
-                 ("step", self.step), ("buffer", self.buffer), ("offset", self.offset))
+        parts = (
+            ("rank", self.rank),
+            ("launch", self.launch),
+            ("block", self.block),
+            ("thread", self.thread),
+            ("step", self.step),
+            ("buffer", self.buffer),
+            ("offset", self.offset),
+        )
         place = " ".join(f"{name} {value}" for name, value in parts if value is not None)
         return f"{self.kind}: {self.message}" + (f" ({place})" if place else "")
 
@@ -93,16 +112,23 @@ class Waiting:
 
     def __str__(self) -> str:
         if self.kind == "not_started":
-            return (f"rank {self.rank} {self.launch}: {self.object} blocks from {self.first_block} not started, "
-                    f"{self.found} of {self.wanted} places taken")
-        where = (f"rank {self.rank} {self.launch} {_span('block', self.first_block, self.last_block)} "
-                 f"{_span('thread', self.first_thread, self.last_thread)}" + (f" step {self.step}" if self.step >= 0 else ""))
+            return (
+                f"rank {self.rank} {self.launch}: {self.object} blocks from {self.first_block} not started, "
+                f"{self.found} of {self.wanted} places taken"
+            )
+        step = f" step {self.step}" if self.step >= 0 else ""
+        blocks, threads = (
+            _span("block", self.first_block, self.last_block),
+            _span("thread", self.first_thread, self.last_thread),
+        )
+        where = f"rank {self.rank} {self.launch} {blocks} {threads}{step}"
         what = {
             "counter": f"counter {self.object}: found {self.found}, wanted {self.wanted}",
             "polls": f"polled word {self.object}: found {self.found}",
-            "mbarrier": f"mbarrier at shared offset {self.object}: {self.found} arrivals and {self.wanted} bytes missing",
+            "mbarrier": f"mbarrier at shared offset {self.object}: {self.found} arrivals, {self.wanted} bytes missing",
             "barrier": f"barrier {self.object}: {self.found} of {self.wanted} threads",
-            "bulk": "its bulk copies to be written", "bulk_read": "its bulk copies to have read shared memory",
+            "bulk": "its bulk copies to be written",
+            "bulk_read": "its bulk copies to have read shared memory",
             "wgmma": "its warpgroup to commit",
         }[self.kind]
         return f"{where} waits for {what}"

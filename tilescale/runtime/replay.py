@@ -69,7 +69,7 @@ class RecordedSpace:
             for row in kept
         )
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        return cls(spec, source, environment, created, importlib.metadata.version("tilescale"), recorded)
+        return cls(spec, source, environment, created, _version(), recorded)
 
     @cached_property
     def by_digest(self) -> Mapping[str, Measurement]:
@@ -171,6 +171,13 @@ def find_recorded(spec: Spec, folders: Sequence[str | Path] | None = None) -> Re
             if path.is_file():
                 return RecordedSpace.load(path)
     return None
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("tilescale")
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree
+        return "unknown"
 
 
 def _line(value: Any) -> str:

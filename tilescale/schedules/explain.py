@@ -33,7 +33,7 @@ def tell_deadlock(model: Model, run: Run) -> Counterexample:
     return Counterexample(
         "deadlock", f"{_who(where[0])} waits for ever: {model.counter_name(counter)} reaches {found} of {wanted}{more}", where,
         counter=counter % model.plan.counters if own else -1, counter_rank=counter // model.plan.counters if own else -1,
-        found=found, wanted=wanted, timeline=timeline(model, run))
+        found=found, wanted=wanted, timeline=_about(model, run, stuck[0], counter) + f"\nnow for ever: {where[0]}")
 
 
 def tell_race(model: Model, race: Race) -> Counterexample:
@@ -78,14 +78,21 @@ def _place(model: Model, access: Access, call: int) -> Place:
     return Place(rank, work.launch, work.role, work.number, call, describe(work.step))
 
 
-def timeline(model: Model, run: Run, until: tuple[int, int] | None = None, events: int = EVENTS) -> str:
-    """The last operations of a run, one a line, at most up to the moment an agent reaches a position."""
+def _about(model: Model, run: Run, agent: int, counter: int, events: int = EVENTS) -> str:
+    """The last operations of a stuck agent, and those on the counter that it waits for."""
+    lines = [str(model.place(other, operation)) for other, first, last in run.segments for operation in range(first, last)
+             if other == agent or model.programs[other][operation][0] == counter]
+    return "\n".join(lines[-events:])
+
+
+def timeline(model: Model, run: Run, until: tuple[int, int], events: int = EVENTS) -> str:
+    """The last operations of a run, one a line, before an agent reaches a position."""
     lines: list[str] = []
     for agent, first, last in run.segments:
         for operation in range(first, last):
-            if until is not None and agent == until[0] and operation >= until[1]:
+            if (agent, operation) == until:
                 return "\n".join(lines[-events:])
             lines.append(str(model.place(agent, operation)))
-        if until is not None and agent == until[0] and last >= until[1]:
+        if agent == until[0] and last >= until[1]:
             break
     return "\n".join(lines[-events:])

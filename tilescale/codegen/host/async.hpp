@@ -46,7 +46,7 @@ inline void read_box(Op* op) {
   const u64 row_bytes = static_cast<u64>(op->map.box[0]) * op->map.element_bytes;
   op->data.assign(box_bytes(op->map, op->dims), 0);
   for_box_rows(*op, [&](u32 row, u64 address, u64 before, u64 bytes) {
-    if (bytes) read_global(log, op->place, address, op->data.data() + row * row_bytes + before, bytes);
+    if (bytes) read_global(log, &op->place, address, op->data.data() + row * row_bytes + before, bytes);
   });
 }
 
@@ -83,7 +83,7 @@ inline void check_map(const TensorMap& map, u32 dims, u64 smem) {
 inline BulkGroup& group_of(Op* op) { return op->issuer->bulk[op->group - op->issuer->bulk_base]; }
 
 inline bool bulk_reached(const Fiber& fiber, WaitKind kind, u64 groups) {
-  for (u64 g = fiber.bulk_base; g < groups; ++g) {
+  for (u64 g = fiber.bulk_base; g < groups && g < fiber.bulk_base + fiber.bulk.size(); ++g) {
     const BulkGroup& group = fiber.bulk[g - fiber.bulk_base];
     if (kind == kBulkRead ? group.reads : group.writes) return false;
   }
@@ -101,7 +101,7 @@ inline void advance_load(Op* op) {
       read_box(op);
     } else {
       op->data.resize(op->size);
-      read_global(log_of(op->call, op->place.rank, op->place.step), op->place, op->source, op->data.data(), op->size);
+      read_global(log_of(op->call, op->place.rank, op->place.step), &op->place, op->source, op->data.data(), op->size);
     }
     op->was_read = true;
     later(op, kLoadWrites);
@@ -123,7 +123,7 @@ inline void advance_store(Op* op) {
     later(op, kStoreWrites);
     return;
   }
-  write_global(log_of(op->call, op->place.rank, op->place.step), op->place, op->target, op->data.data(), op->size);
+  write_global(log_of(op->call, op->place.rank, op->place.step), &op->place, op->target, op->data.data(), op->size);
   --group_of(op).writes;
   wake_bulk(op->issuer);
   finish_op(op);
@@ -133,12 +133,12 @@ inline void advance_copy_node(Op* op) {
   StepLog* log = log_of(op->call, op->place.rank, op->place.step);
   if (!op->was_read) {
     op->data.resize(op->size);
-    read_global(log, op->place, op->source, op->data.data(), op->size);
+    read_global(log, &op->place, op->source, op->data.data(), op->size);
     op->was_read = true;
     later(op, kStoreWrites);
     return;
   }
-  write_global(log, op->place, op->target, op->data.data(), op->size);
+  write_global(log, &op->place, op->target, op->data.data(), op->size);
   finish_op(op);
 }
 
@@ -147,10 +147,10 @@ inline void advance_caller(Op* op) {
   StepLog* log = log_of(op->call, op->place.rank, kNoStep);
   Node& node = *op->node;
   if (op->kind == kWriteNode) {
-    write_global(log, op->place, op->target, node.data.data(), node.data.size());
+    write_global(log, &op->place, op->target, node.data.data(), node.data.size());
   } else {
     node.data.resize(op->size);
-    read_global(log, op->place, op->source, node.data.data(), op->size);
+    read_global(log, &op->place, op->source, node.data.data(), op->size);
   }
   finish_op(op);
 }
@@ -201,10 +201,13 @@ inline void tensor_load(void* smem, const TensorMap* map, u64* barrier, u32 dims
 
 inline void wait_groups(WaitKind kind, u32 youngest) {
   Fiber* fiber = machine->me;
-  const u64 committed = fiber->bulk_base + fiber->bulk.size() - 1;
+  const u64 committed = fiber->bulk_committed;
   const u64 groups = committed > youngest ? committed - youngest : 0;
   while (!bulk_reached(*fiber, kind, groups)) block_fiber(kind, groups, groups);
-  while (fiber->bulk.size() > 1 && fiber->bulk.front().writes == 0) fiber->bulk.pop_front(), ++fiber->bulk_base;
+  while (!fiber->bulk.empty() && fiber->bulk_base < committed && fiber->bulk.front().writes == 0) {
+    fiber->bulk.erase(fiber->bulk.begin());
+    ++fiber->bulk_base;
+  }
 }
 
 void bulk_wait(u32 groups) { wait_groups(kBulkDone, groups); }
@@ -226,7 +229,7 @@ void bulk_load(void* smem, const void* global, u32 bytes, u64* barrier) {
   check_aligned(bytes, 16, "the size of a bulk copy");
   check_aligned(reinterpret_cast<u64>(smem), 16, "the shared address of a bulk copy");
   check_aligned(reinterpret_cast<u64>(global), 16, "the global address of a bulk copy");
-  find_memory(reinterpret_cast<u64>(global), bytes, here(), "reads");
+  find_memory(reinterpret_cast<u64>(global), bytes, nullptr, "reads");
   Op* op = new_op(kBulkLoad);
   op->source = reinterpret_cast<u64>(global);
   op->size = bytes;
@@ -238,21 +241,23 @@ void bulk_store(void* global, const void* smem, u32 bytes) {
   check_aligned(bytes, 16, "the size of a bulk copy");
   check_aligned(reinterpret_cast<u64>(smem), 16, "the shared address of a bulk copy");
   check_aligned(reinterpret_cast<u64>(global), 16, "the global address of a bulk copy");
-  find_memory(reinterpret_cast<u64>(global), bytes, here(), "writes");
+  find_memory(reinterpret_cast<u64>(global), bytes, nullptr, "writes");
   Fiber* fiber = machine->me;
   check_shared(fiber->block, here(), reinterpret_cast<u64>(smem), bytes, "an asynchronous copy reads");
   Op* op = new_op(kBulkStore);
   op->source = reinterpret_cast<u64>(smem);
   op->target = reinterpret_cast<u64>(global);
   op->size = bytes;
-  op->group = fiber->bulk_base + fiber->bulk.size() - 1;
+  op->group = fiber->bulk_committed;
+  fiber->bulk.resize(fiber->bulk_committed - fiber->bulk_base + 1);
   ++fiber->bulk.back().reads;
   ++fiber->bulk.back().writes;
   start_op(op, kStoreReads);
 }
 
 void bulk_commit() {
-  host::machine->me->bulk.emplace_back();
+  host::Fiber* fiber = host::machine->me;
+  fiber->bulk.resize(++fiber->bulk_committed - fiber->bulk_base);
   host::maybe_yield(4);
 }
 

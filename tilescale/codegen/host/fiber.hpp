@@ -6,7 +6,9 @@
 #include <vector>
 
 #include <sys/mman.h>
-#ifndef __x86_64__
+#if defined(__x86_64__) && !defined(TS_UCONTEXT)
+#define TS_OWN_SWITCH
+#else
 #include <ucontext.h>
 #endif
 
@@ -16,14 +18,14 @@ constexpr size_t kStackBytes = 64 << 10;
 constexpr u64 kCanary = 0x5AFE57ACC0DE1234ull;
 
 struct Context {
-#ifdef __x86_64__
+#ifdef TS_OWN_SWITCH
   void* stack_pointer = nullptr;
 #else
   ucontext_t saved;
 #endif
 };
 
-#ifdef __x86_64__
+#ifdef TS_OWN_SWITCH
 extern "C" void ts_host_switch(Context* from, Context* to);
 asm(R"(
 .text
@@ -51,7 +53,9 @@ ts_host_switch:
 inline void switch_context(Context* from, Context* to) { ts_host_switch(from, to); }
 
 inline void make_context(Context* context, u8* stack, void (*body)()) {
-  void** top = reinterpret_cast<void**>(stack + kStackBytes);
+  // Tops at different distances from the end: else the live ends of all stacks fall into the same sets of the caches.
+  const u64 colour = reinterpret_cast<u64>(stack) / kStackBytes * 37 % 64;
+  void** top = reinterpret_cast<void**>(stack + kStackBytes - colour * 192);
   *--top = nullptr;                              // where `body` would return to; keeps the stack aligned at its entry
   *--top = reinterpret_cast<void*>(body);
   for (int i = 0; i < 6; ++i) *--top = nullptr;  // the callee-saved registers

@@ -26,7 +26,7 @@ inline u32 format_bytes(u32 format) { return format == kFp32Format ? 4 : 2; }
 
 inline std::vector<float> read_matrix(u64 address, u64 count, u32 format, const Place& place, StepLog* log) {
   std::vector<u8> raw(count * format_bytes(format));
-  read_global(log, place, address, raw.data(), raw.size());
+  read_global(log, &place, address, raw.data(), raw.size());
   std::vector<float> values(count);
   if (format == kFp32Format) {
     memcpy(values.data(), raw.data(), raw.size());
@@ -53,11 +53,11 @@ void run_library(const LibraryGemm& g, const Place& place, StepLog* log) {
   std::vector<float> sums(static_cast<u64>(g.m) * g.n, 0.f);
   for (u64 i = 0; i < g.m; ++i)
     for (u64 k = 0; k < g.k; ++k) add_scaled(&sums[i * g.n], &b[k * g.n], a[i * g.k + k], g.n);
-  if (g.out_format == kFp32Format) return write_global(log, place, g.out, sums.data(), sums.size() * 4);
+  if (g.out_format == kFp32Format) return write_global(log, &place, g.out, sums.data(), sums.size() * 4);
   std::vector<u16> rounded(sums.size());
   for (u64 i = 0; i < sums.size(); ++i)
     rounded[i] = g.out_format == kBf16Format ? round_bf16(sums[i]) : round_fp16(sums[i]);
-  write_global(log, place, g.out, rounded.data(), rounded.size() * 2);
+  write_global(log, &place, g.out, rounded.data(), rounded.size() * 2);
 }
 
 }  // namespace ts::host

@@ -66,8 +66,8 @@ struct Fiber {
   u64 object = 0;             // what it waits for: address, offset of an mbarrier, number of a barrier
   u64 wanted = 0;
   bool done = false, expired = false;
-  std::deque<BulkGroup> bulk{1};  // the last one is open
-  u64 bulk_base = 0;              // number of the first group kept
+  std::vector<BulkGroup> bulk;  // groups that may be in flight, from number `bulk_base`; `bulk_committed` is the open one
+  u64 bulk_base = 0, bulk_committed = 0;
   u64 wg_committed = 0;
   u32 wg_issued = 0;          // in the open group
   u32 polls = 0;              // since it last ran
@@ -110,6 +110,7 @@ struct Cta {
   Node* node;
   u32 index, live;
   u32 priority = 0;
+  std::vector<Fiber*> runnable;
   u8* smem = nullptr;
   u8* smem_map = nullptr;
   u64 smem_size = 0, smem_map_size = 0;
@@ -200,14 +201,15 @@ struct Machine {
   StackPool stacks;
   std::vector<std::unique_ptr<Cta>> blocks;
   static constexpr u32 kPriorities = 16;
-  std::vector<Fiber*> runnable[kPriorities];
+  std::vector<Cta*> runnable[kPriorities];      // blocks with threads that can run
   std::vector<Fiber*> spinning;
   std::vector<Op*> pending[kQueues];
   std::vector<std::deque<Node*>> launch_queue;  // by rank, kernels with blocks to start
   std::vector<u32> resident;                    // by rank
   std::unordered_map<u64, std::vector<Fiber*>> counter_waiters;
   std::vector<std::pair<u8*, u64>> free_smem;
-  u32 order = 0, async_lag = 1, idle_rounds = 0, nodes_done = 0;
+  u32 order = 0, async_lag = 1, burst = 1, idle_rounds = 0, nodes_done = 0;
+  u32 current = 0;                              // index of the block that runs now, in its queue
   std::vector<u32> rank_priority;
   u64 steps = 0, expired_ns = 0;
   u64 changes = 0, seen_changes = 0;  // of global memory
@@ -237,10 +239,11 @@ void maybe_yield(u32 one_in);
 void finish_op(Op* op);
 void node_completed(Node* node);
 // memory.hpp
-Memory& find_memory(u64 address, u64 bytes, const Place& place, const char* what);
+// `place` null: the running thread
+Memory& find_memory(u64 address, u64 bytes, const Place* place, const char* what);
 StepLog* log_of(u32 call, u32 rank, u32 step);
-void read_global(StepLog* log, const Place& place, u64 address, void* to, u64 bytes);
-void write_global(StepLog* log, const Place& place, u64 address, const void* from, u64 bytes);
+void read_global(StepLog* log, const Place* place, u64 address, void* to, u64 bytes);
+void write_global(StepLog* log, const Place* place, u64 address, const void* from, u64 bytes);
 void wake_counter(u64 address);
 void check_shared(Cta* block, const Place& place, u64 address, u64 bytes, const char* what);
 // mbarrier.hpp

@@ -17,9 +17,10 @@ inline Memory* look_up(u64 address) {
 }
 
 // The memory that holds [address, address + bytes), else an error that names the nearest one below.
-Memory& find_memory(u64 address, u64 bytes, const Place& place, const char* what) {
+Memory& find_memory(u64 address, u64 bytes, const Place* at, const char* what) {
   Memory* memory = look_up(address);
   if (memory && address - memory->base + bytes <= memory->size) return *memory;
+  const Place place = at ? *at : here();
   if (memory) {
     machine->fault_memory = memory->index;
     machine->fault_offset = address - memory->base;
@@ -71,23 +72,28 @@ inline void log_access(StepLog* log, const Memory& memory, u64 begin, u64 end, u
 
 // ---- accesses ------------------------------------------------------------------------------------------------------
 
-void read_global(StepLog* log, const Place& place, u64 address, void* to, u64 bytes) {
+void read_global(StepLog* log, const Place* place, u64 address, void* to, u64 bytes) {
   Memory& memory = find_memory(address, bytes, place, "reads");
   const u64 offset = address - memory.base;
   if (const void* hole = memchr(memory.shadow.data() + offset, 0, bytes)) {
     machine->fault_memory = memory.index;
     machine->fault_offset = static_cast<u64>(static_cast<const u8*>(hole) - memory.shadow.data());
-    fail(kUninitialised, place, "reads bytes that nothing has written");
+    fail(kUninitialised, place ? *place : here(), "reads bytes that nothing has written");
   }
   memcpy(to, reinterpret_cast<const void*>(address), bytes);
   log_access(log, memory, offset, offset + bytes, 0);
 }
 
-void write_global(StepLog* log, const Place& place, u64 address, const void* from, u64 bytes) {
+void write_global(StepLog* log, const Place* place, u64 address, const void* from, u64 bytes) {
   Memory& memory = find_memory(address, bytes, place, "writes");
   const u64 offset = address - memory.base;
-  memcpy(reinterpret_cast<void*>(address), from, bytes);
-  memset(memory.shadow.data() + offset, 1, bytes);
+  if (bytes == 4) {  // the stores of fragments, by far the most
+    memcpy(reinterpret_cast<void*>(address), from, 4);
+    memset(memory.shadow.data() + offset, 1, 4);
+  } else {
+    memcpy(reinterpret_cast<void*>(address), from, bytes);
+    memset(memory.shadow.data() + offset, 1, bytes);
+  }
   ++machine->changes;
   log_access(log, memory, offset, offset + bytes, 1);
   if (memory.kind != kData) {
@@ -103,19 +109,19 @@ void check_shared(Cta* block, const Place& place, u64 address, u64 bytes, const 
 }
 
 inline void check_aligned(u64 address, u64 alignment, const char* what) {
-  if (address % alignment) fail(kMisaligned, here(), "%s must be a multiple of %llu bytes", what, alignment);
+  if (address & (alignment - 1)) fail(kMisaligned, here(), "%s must be a multiple of %llu bytes", what, alignment);
 }
 
 void load(void* value, const void* p, u32 bytes) {
   check_aligned(reinterpret_cast<u64>(p), bytes, "the address of a load");
   if (machine->adversary == kRandom) maybe_yield(64);
-  read_global(machine->me->log, here(), reinterpret_cast<u64>(p), value, bytes);
+  read_global(machine->me->log, nullptr, reinterpret_cast<u64>(p), value, bytes);
 }
 
 void store(void* p, const void* value, u32 bytes) {
   check_aligned(reinterpret_cast<u64>(p), bytes, "the address of a store");
   if (machine->adversary == kRandom) maybe_yield(64);
-  write_global(machine->me->log, here(), reinterpret_cast<u64>(p), value, bytes);
+  write_global(machine->me->log, nullptr, reinterpret_cast<u64>(p), value, bytes);
 }
 
 // ---- counters ------------------------------------------------------------------------------------------------------
@@ -145,7 +151,7 @@ inline u32 counter_number(const Memory& memory, u64 address) {
 inline u32* counter_at(const u32* p, const char* what, Memory** memory) {
   const u64 address = reinterpret_cast<u64>(p);
   check_aligned(address, 4, "the address of a counter");
-  *memory = &find_memory(address, 4, here(), what);
+  *memory = &find_memory(address, 4, nullptr, what);
   if (memchr((*memory)->shadow.data() + (address - (*memory)->base), 0, 4)) {
     machine->fault_memory = (*memory)->index;
     machine->fault_offset = address - (*memory)->base;

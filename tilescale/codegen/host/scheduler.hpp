@@ -6,7 +6,9 @@ namespace ts::host {
 
 inline void make_runnable(Fiber* fiber) {
   fiber->waits = kRuns;
-  machine->runnable[fiber->block->priority].push_back(fiber);
+  Cta* block = fiber->block;
+  if (block->runnable.empty()) machine->runnable[block->priority].push_back(block);
+  block->runnable.push_back(fiber);
 }
 
 void wake(Fiber* fiber) { make_runnable(fiber); }
@@ -68,11 +70,11 @@ inline void map_shared(Cta* block, u64 bytes) {
 inline void finish_block(Cta* block) {
   Machine& m = *machine;
   Node* node = block->node;
+  m.free_smem.push_back({block->smem_map, block->smem_map_size});
   if (block->smem_ops) {
     fail(kInFlight, {node->rank, node->index, block->index},
          "the block exits while %u asynchronous operations still use its shared memory", block->smem_ops);
   }
-  m.free_smem.push_back({block->smem_map, block->smem_map_size});
   --m.resident[node->rank];
   if (++node->finished == node->blocks && node->ops == 0) node_completed(node);
 }
@@ -204,20 +206,32 @@ inline bool run_async() {
   return false;
 }
 
+inline void resume(Fiber* fiber) {
+  Machine& m = *machine;
+  m.me = fiber;
+  fiber->polls = 0;
+  switch_context(&m.main, &fiber->context);
+  m.me = nullptr;
+  if (m.fault != kNoFault) throw Failed{};
+  if (fiber->done) finish_fiber(fiber);
+}
+
+// A thread at random, of a block at random. A block keeps the turn for a burst, which the caches of the CPU like.
 inline bool run_fiber() {
   Machine& m = *machine;
   for (auto& queue : m.runnable) {
     if (queue.empty()) continue;
-    const u32 i = m.random.below(queue.size());
-    Fiber* fiber = queue[i];
-    queue[i] = queue.back();
-    queue.pop_back();
-    m.me = fiber;
-    fiber->polls = 0;
-    switch_context(&m.main, &fiber->context);
-    m.me = nullptr;
-    if (m.fault != kNoFault) throw Failed{};
-    if (fiber->done) finish_fiber(fiber);
+    if (m.current >= queue.size() || m.random.below(m.burst) == 0) m.current = m.random.below(queue.size());
+    Cta* block = queue[m.current];
+    auto& fibers = block->runnable;
+    std::swap(fibers[m.random.below(fibers.size())], fibers.back());
+    Fiber* fiber = fibers.back();
+    fibers.pop_back();
+    if (fibers.empty()) {
+      queue[m.current] = queue.back();
+      queue.pop_back();
+    }
+    resume(fiber);
     return true;
   }
   return false;
@@ -250,6 +264,7 @@ inline void choose_order() {
   Machine& m = *machine;
   m.order = m.random.below(4);  // 0, 3: all alike; 1: some ranks far ahead of others; 2: some blocks
   m.async_lag = 1u << m.random.below(7);
+  m.burst = 1u << (2 + m.random.below(6));
   for (u32 r = 0; r < m.launch_queue.size(); ++r) m.rank_priority.push_back(r);
   for (u32 r = m.rank_priority.size(); r > 1; --r) std::swap(m.rank_priority[r - 1], m.rank_priority[m.random.below(r)]);
 }

@@ -48,6 +48,7 @@ TS_DEV void barrier_wait(const Call& call, const Step& step, u64* barrier, u32 p
 TS_DEV void wait_step(const Call& call, const Step& step) {
   const u32* counter = (const u32*)call.args->counters[call.args->rank] + step.counter;
   const u32 target = call.calls * step.per_call + step.value;
+  log_wait(counter, target);
   u32 found = load_acquire(counter);
   if ((int)(found - target) >= 0) return;
   const u64 start = time_ns();

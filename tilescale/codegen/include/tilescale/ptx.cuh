@@ -25,9 +25,10 @@ TS_DEV void named_barrier(u32 id, u32 threads) { asm volatile("bar.sync %0, %1;"
 template <int N> TS_DEV void reg_inc() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> TS_DEV void reg_dec() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 
-// The emulator logs memory accesses under the step between these.
+// The emulator logs memory accesses under the step between these, and what a wait is for.
 TS_DEV void step_begin(u32) {}
 TS_DEV void step_end() {}
+TS_DEV void log_wait(const u32*, u32) {}
 
 // ---- global memory -------------------------------------------------------------------------------------------------
 template <class T> TS_DEV T load(const T* p) { return *p; }

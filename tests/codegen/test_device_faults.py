@@ -1,0 +1,78 @@
+"""Faults planted in the device library: the emulator must find each, and find nothing without them."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support import ag_gemm, all_gather
+
+from tilescale.codegen.host.build import INCLUDE
+from tilescale.runtime.emulate import emulate
+from tilescale.schedules.schedule import Schedule
+from tilescale.spec.op import Spec
+
+TMA = Schedule(transport="tma", overlap="fused", compute="generated", chunk_rows=256, depth=2, num_comm_blocks=4)
+GEMM = Schedule(overlap="fused", compute="generated", chunk_rows=256, depth=2, num_comm_blocks=4, block_m=64,
+                block_n=128, block_k=64, num_stages=3, raster_group=8)
+
+# name: (header, text there, text instead, what to run)
+FAULTS: dict[str, tuple[str, str, str, tuple[Spec, Schedule]]] = {
+    "signal after .read": ("copy.cuh", "bulk_wait<0>();", "bulk_wait_read<0>();", (all_gather(), TMA)),
+    "signal without wait": ("copy.cuh", "bulk_wait<0>();", "", (all_gather(), TMA)),
+    "tile reused before it was read": ("copy.cuh", "bulk_wait_read<1>();", "", (all_gather(), TMA)),
+    "stage released before the product": (
+        "gemm.cuh", "wg_wait<0>();\n        if (thread() % 128 == 0) mb_arrive(&empty[ring.stage]);",
+        "if (thread() % 128 == 0) mb_arrive(&empty[ring.stage]);\n        wg_wait<0>();", (ag_gemm(), GEMM)),
+    "stage loaded without waiting": (
+        "gemm.cuh", "barrier_wait(call, step, &empty[ring.stage], ring.parity ^ 1u);", "", (ag_gemm(), GEMM)),
+    "stage used without waiting": (
+        "gemm.cuh", "barrier_wait(call, step, &full[ring.stage], ring.parity);", "", (ag_gemm(), GEMM)),
+    "signal before all threads have stored": ("copy.cuh", "if (!signalled) sync();", "", (ag_gemm(), GEMM)),
+    "wait of one thread only": ("copy.cuh", "      sync();\n    }\n    signalled", "    }\n    signalled",
+                                (ag_gemm(), replace(GEMM, direction="pull"))),
+    "expected bytes too few": ("gemm.cuh", "mb_expect(full, GemmLayout<C>::stage_bytes);",
+                               "mb_expect(full, GemmLayout<C>::stage_bytes - 16);", (ag_gemm(), GEMM)),
+    "stale epoch": ("comm.cuh", "store(&state->calls, call.calls + 1u);", "", (ag_gemm(), GEMM)),
+    "wrong half of the buffer": ("comm.cuh", "((calls & 1u) ? args->stride[slot] : 0ull)", "0ull", (ag_gemm(), GEMM)),
+    "share off by one unit": ("copy.cuh", "const u64 each = (units + gang - 1) / gang;",
+                              "const u64 each = units / gang;", (all_gather((4092, 3)), replace(TMA, transport="peer_copy"))),
+    "neighbour's rows stored": ("gemm.cuh", "if (r < rows) {", "if (r < rows + 8) {", (ag_gemm(), GEMM)),
+    "tile order of another segment": ("gemm.cuh", "me.gang - step.first_tile % me.gang", "me.gang", (
+        ag_gemm(), replace(GEMM, block_m=128, chunk_rows=128))),
+}
+HARMLESS = {"tile order of another segment": "which block computes a tile does not change what is computed"}
+
+
+def library_with(tmp_path: Path, header: str, old: str, new: str) -> Path:
+    folder = tmp_path / "include"
+    shutil.copytree(INCLUDE, folder)
+    path = folder / "tilescale" / header
+    text = path.read_text()
+    assert text.count(old) == 1, f"{header} no longer holds the place of this fault once: {old}"
+    path.write_text(text.replace(old, new))
+    return folder
+
+
+@pytest.mark.parametrize("name", [name for name in FAULTS if name not in HARMLESS])
+def test_planted_device_faults_are_found(name: str, tmp_path: Path) -> None:
+    header, old, new, (spec, schedule) = FAULTS[name]
+    folder = library_with(tmp_path, header, old, new)
+    reports = []
+    for seed, adversary in enumerate(("lazy", "random", "eager", "random", "lazy", "random")):
+        emulation = emulate(spec, schedule, seed, adversary, include_dirs=[folder, folder / "tilescale"])
+        if not emulation.ok:
+            return
+        reports.append(emulation.report)
+    pytest.fail("not found by any adversary:\n" + "\n".join(reports))
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_changes_that_do_no_harm_raise_no_alarm(name: str, tmp_path: Path) -> None:
+    header, old, new, (spec, schedule) = FAULTS[name]
+    folder = library_with(tmp_path, header, old, new)
+    for seed, adversary in enumerate(("lazy", "random", "eager")):
+        emulation = emulate(spec, schedule, seed, adversary, include_dirs=[folder, folder / "tilescale"])
+        assert emulation.ok, emulation.report

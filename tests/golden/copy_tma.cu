@@ -1,0 +1,15 @@
+// tilescale_copy for sm_90a
+#include <tilescale/kernels.cuh>
+
+struct Config {
+  static constexpr int threads = 512;
+  static constexpr bool has_copy = true;
+  static constexpr bool has_gemm = false;
+  static constexpr bool copy_tma = true;
+  static constexpr int copy_unit = 16;
+  static constexpr int copy_unroll = 1;
+  static constexpr int copy_tile_bytes = 16384;
+  static constexpr int copy_stages = 4;
+};
+
+TILESCALE_KERNEL(tilescale_copy, Config)

@@ -1,0 +1,23 @@
+// tilescale_fused for sm_90a
+#include <tilescale/kernels.cuh>
+
+struct Config {
+  static constexpr int threads = 384;
+  static constexpr bool has_copy = true;
+  static constexpr bool has_gemm = true;
+  static constexpr bool copy_tma = false;
+  static constexpr int copy_unit = 16;
+  static constexpr int copy_unroll = 4;
+  static constexpr int copy_tile_bytes = 0;
+  static constexpr int copy_stages = 0;
+  static constexpr int block_m = 128;
+  static constexpr int block_n = 256;
+  static constexpr int block_k = 64;
+  static constexpr int num_stages = 4;
+  static constexpr int raster_group = 8;
+  static constexpr bool b_row_major = false;
+  using Element = ts::Bf16;
+  using Out = ts::Bf16;
+};
+
+TILESCALE_KERNEL(tilescale_fused, Config)

@@ -1,0 +1,23 @@
+// tilescale_fused for sm_90a
+#include <tilescale/kernels.cuh>
+
+struct Config {
+  static constexpr int threads = 384;
+  static constexpr bool has_copy = true;
+  static constexpr bool has_gemm = true;
+  static constexpr bool copy_tma = true;
+  static constexpr int copy_unit = 16;
+  static constexpr int copy_unroll = 1;
+  static constexpr int copy_tile_bytes = 16384;
+  static constexpr int copy_stages = 4;
+  static constexpr int block_m = 128;
+  static constexpr int block_n = 128;
+  static constexpr int block_k = 64;
+  static constexpr int num_stages = 4;
+  static constexpr int raster_group = 8;
+  static constexpr bool b_row_major = true;
+  using Element = ts::Fp16;
+  using Out = ts::Fp16;
+};
+
+TILESCALE_KERNEL(tilescale_fused, Config)

@@ -1,0 +1,1 @@
+"""The commands of `tilescale`, a file a group; heavy modules are imported inside them."""

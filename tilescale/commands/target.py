@@ -1,0 +1,155 @@
+"""What a command works on: the workloads of a recipe, or a quick declaration by options."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tilescale.commands.output import UsageError, reported
+from tilescale.errors import nearest
+
+if TYPE_CHECKING:
+    from tilescale.schedules.space import Space
+    from tilescale.spec.op import Spec
+    from tilescale.spec.topology import Topology
+
+DEFAULT_TOPOLOGY = "scale_model:8xH200-NVSwitch"
+DEFAULT_RANKS = 4
+
+Shape = Annotated[str | None, typer.Option("--shape", help="With --op: MxNxK, or RxC of a tensor.")]
+Op = Annotated[str | None, typer.Option("--op", help="Instead of a recipe: ag_gemm, all_gather, ...")]
+Dtype = Annotated[str, typer.Option("--dtype", help="With --op.")]
+Ranks = Annotated[int | None, typer.Option("--ranks", help=f"With --op; {DEFAULT_RANKS} if left out.")]
+TopologyName = Annotated[
+    str | None, typer.Option("--topology", help=f"NAME, scale_model:NAME, shared_gpu, or FILE.toml; {DEFAULT_TOPOLOGY}.")
+]
+Workload = Annotated[str | None, typer.Option("--workload", "-w", help="One workload of the recipe.")]
+RecipeFile = Annotated[Path | None, typer.Argument(help="A recipe (TOML).", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+ScheduleText = Annotated[
+    str | None,
+    typer.Option("--schedule", "-s", help="The start of a digest, or knob=value,knob=value; what is left out is free."),
+]
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A quick declaration, as options give it."""
+
+    op: str | None = None
+    shape: str | None = None
+    dtype: str = "bfloat16"
+    ranks: int | None = None
+    topology: str | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """A named spec, with the recipe's restriction of its space."""
+
+    name: str
+    spec: Spec
+    restrict: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
+
+    @functools.cached_property
+    def space(self) -> Space:
+        from tilescale.schedules.space import Space
+
+        return Space(self.spec, self.restrict)
+
+
+def takes_targets(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose first parameter is its targets: gives it the options that name them, and reports its errors."""
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    options = {"recipe": RecipeFile, "workload": Workload, "op": Op, "shape": Shape, "dtype": Dtype, "ranks": Ranks,
+               "topology": TopologyName}
+    shared = [
+        inspect.Parameter(name, keyword, default="bfloat16" if name == "dtype" else None, annotation=hint)
+        for name, hint in options.items()
+    ]
+
+    @functools.wraps(command)
+    def run(*, recipe: Path | None, workload: str | None, **rest: Any) -> None:
+        declared = Declared(**{name: rest.pop(name) for name in ("op", "shape", "dtype", "ranks", "topology")})
+        with reported():
+            command(targets_of(recipe, workload, declared), **rest)
+
+    signature = inspect.Signature([*shared, *(parameter.replace(kind=keyword) for parameter in own)])
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    run.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+    return run
+
+
+def targets_of(recipe: Path | None, workload: str | None, declared: Declared) -> tuple[Target, ...]:
+    """The targets that a command line names. Raises UsageError, RecipeError and the errors of declarations."""
+    if (recipe is None) == (declared.op is None):
+        raise UsageError("a command works on a recipe or on --op with --shape", recipe and "both", "give one of them")
+    if recipe is None:
+        if workload is not None:
+            raise UsageError("--workload chooses from a recipe", workload, "leave it out with --op")
+        spec = declare(declared)
+        return (Target(spec.op, spec),)
+    from tilescale.tuner.recipe import read
+
+    for name in ("shape", "ranks", "topology"):
+        if getattr(declared, name) is not None:
+            raise UsageError(f"--{name} goes with --op", getattr(declared, name), "the recipe says it")
+    read_recipe = read(recipe)
+    restrict = dict(read_recipe.restrict)
+    specs = read_recipe.specs if workload is None else {workload: read_recipe.spec(workload)}
+    return tuple(Target(name, spec, restrict) for name, spec in specs.items())
+
+
+def declare(declared: Declared) -> Spec:
+    """The spec of a quick declaration."""
+    import tilescale as ts
+
+    if declared.shape is None:
+        raise UsageError("--op needs --shape", "none", "such as --shape 4096x10240x8192")
+    sizes = _sizes(declared.shape)
+    topology = topology_named(declared.topology or DEFAULT_TOPOLOGY, declared.ranks)
+    if declared.op == "all_gather":
+        return ts.redistribute(ts.Tensor(sizes, declared.dtype, ts.FullRow), ts.Replicate, topology)
+    from tilescale.tuner.models import VIEWS
+
+    if declared.op not in VIEWS:
+        raise UsageError("--op is known", declared.op, nearest(declared.op, [*VIEWS, "all_gather"]))
+    if len(sizes) != 3:
+        raise UsageError("--shape of a matmul is MxNxK", declared.shape, "such as 4096x10240x8192")
+    m, n, k = sizes
+    a, b, out = VIEWS[declared.op]
+    return ts.matmul(ts.Tensor((m, k), declared.dtype, a), ts.Tensor((k, n), declared.dtype, b, "col"), out, topology)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in text.split("x"))
+    except ValueError:
+        raise UsageError("--shape is sizes joined by x", repr(text), "such as 4096x10240x8192") from None
+
+
+def topology_named(text: str, ranks: int | None) -> Topology:
+    """The topology that an option names: NAME, scale_model:NAME, shared_gpu or a TOML file."""
+    from tilescale.spec.topology import Topology
+
+    if text == "shared_gpu":
+        return Topology.shared_gpu(ranks or DEFAULT_RANKS)
+    if text.startswith("scale_model:"):
+        return Topology.scale_model(text.removeprefix("scale_model:"), ranks or DEFAULT_RANKS)
+    topology = Topology.load(text) if text.endswith(".toml") else Topology.named(text)
+    return topology if ranks is None else topology.with_ranks(ranks)
+
+
+def single(targets: Sequence[Target]) -> Target:
+    """The one target of a command that works on one."""
+    if len(targets) != 1:
+        names = ", ".join(target.name for target in targets)
+        raise UsageError("this command works on one workload", f"{len(targets)}", f"choose with --workload: {names}")
+    return targets[0]

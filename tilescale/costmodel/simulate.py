@@ -1,0 +1,259 @@
+"""A discrete-event simulation of one call of a plan: launches, roles, steps, counters, links, copy engines.
+
+Every role of every launch walks its steps in time order. A remote copy takes its link time from two clocks, the
+sender's egress and the receiver's ingress, first come first served, as the scale model does on the device; it ends when
+its blocks, and both clocks, are done. Products advance by whole waves of tiles over the role's blocks, counted over all
+segments, because a block takes every n-th tile whichever segment it belongs to.
+
+Each role carries the breakdown of the path that led it to its present time, so the breakdown of the last one to finish
+adds up to the time of the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from tilescale.costmodel.costs import Costs
+from tilescale.errors import PlanError
+from tilescale.schedules.plan import Copy, Gemm, Launch, Plan, Role, Signal, Wait
+
+PARTS = ("launch", "compute", "copy", "link", "sync")
+LAUNCH, COMPUTE, COPY, LINK, SYNC = range(5)
+SMALL_THREADS = 32  # launches of so few threads leave their SM to others
+
+Path = list[float]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The result: microseconds until the last rank has finished, by rank, and by kind of cost along the longest path.
+
+    `sent_bytes`: bytes that each rank's links carried away.
+    """
+
+    us: float
+    ranks_us: tuple[float, ...]
+    parts: tuple[tuple[str, float], ...]
+    sent_bytes: tuple[int, ...]
+
+
+@dataclass
+class _Node:
+    """A launch of a rank: what it waits for, and what waits for it."""
+
+    rank: int
+    launch: Launch
+    missing: int = 0
+    ready: float = 0.0
+    path: Path = field(default_factory=lambda: [0.0] * len(PARTS))
+    following: list[tuple[int, bool]] = field(default_factory=list)  # (node, same stream)
+    running: int = 0
+
+
+class _Walker:
+    """A role on its way through its steps."""
+
+    __slots__ = ("node", "path", "place", "role", "tiles", "time")
+
+    def __init__(self, node: int, role: Role, time: float, path: Path) -> None:
+        self.node, self.role, self.time, self.path = node, role, time, list(path)
+        self.place = 0
+        self.tiles = 0
+
+    def spend(self, part: int, us: float) -> None:
+        self.time += us
+        self.path[part] += us
+
+
+def simulate(plan: Plan, costs: Costs) -> Timeline:
+    """Simulate one call. Raises PlanError where roles wait for ever (`verify` finds such plans, and says why)."""
+    return _Simulation(plan, costs).run()
+
+
+class _Simulation:
+    def __init__(self, plan: Plan, costs: Costs) -> None:
+        self.plan, self.costs, self.p = plan, costs, costs.parameters
+        self.egress = [0.0] * plan.world
+        self.ingress = [0.0] * plan.world
+        self.engines = [[0.0] * costs.copy_engines for _ in range(plan.world)]
+        self.busy = [0] * plan.world  # SMs that running launches of blocks hold
+        self.sent = [0] * plan.world
+        self.ends = [0.0] * plan.world
+        self.counts = [0] * (plan.world * plan.counters)
+        self.waiters: dict[int, list[_Walker]] = {}
+        self.queue: list[tuple[float, int, _Walker | None, int, int, Path]] = []
+        self.order = 0
+        self.last: Path = [0.0] * len(PARTS)
+        self.end = 0.0
+        self.waiting = 0
+        self.itemsize = _itemsize(plan)
+        self.nodes: list[_Node] = []
+        for rank, launches in enumerate(plan.ranks):
+            self._connect(rank, launches)
+
+    def _connect(self, rank: int, launches: Sequence[Launch]) -> None:
+        numbers: dict[str, int] = {}
+        tails: dict[int, int] = {}
+        for launch in launches:
+            number = len(self.nodes)
+            node = _Node(rank, launch)
+            self.nodes.append(node)
+            if launch.stream in tails:
+                self.nodes[tails[launch.stream]].following.append((number, True))
+                node.missing += 1
+            for name in launch.after:
+                self.nodes[numbers[name]].following.append((number, False))
+                node.missing += 1
+            numbers[launch.name] = tails[launch.stream] = number
+
+    def run(self) -> Timeline:
+        for number, node in enumerate(self.nodes):
+            if node.missing == 0:
+                node.ready = node.path[LAUNCH] = self.p.graph_us
+                self._start(number)
+        while self.queue:
+            time, _, walker, counter, value, path = heappop(self.queue)
+            if walker is not None:
+                self._walk(walker)
+            else:
+                self._arrive(time, counter, value, path)
+        if self.waiting:
+            stuck = next(w for walkers in self.waiters.values() for w in walkers)
+            node = self.nodes[stuck.node]
+            raise PlanError("every wait is met", f"rank {node.rank} launch {node.launch.name} role {stuck.role.name}",
+                            "verify the plan")
+        parts = tuple(zip(PARTS, self.last, strict=True))
+        return Timeline(self.end, tuple(self.ends), parts, tuple(self.sent))
+
+    def _push(self, time: float, walker: _Walker | None, counter: int, value: int, path: Path) -> None:
+        self.order += 1
+        heappush(self.queue, (time, self.order, walker, counter, value, path))
+
+    def _start(self, number: int) -> None:
+        node = self.nodes[number]
+        node.running = len(node.launch.roles)
+        if node.launch.agent == "blocks" and node.launch.threads > SMALL_THREADS:
+            self.busy[node.rank] += node.launch.blocks
+        for role in node.launch.roles:
+            walker = _Walker(number, role, node.ready, node.path)
+            self._push(walker.time, walker, 0, 0, walker.path)
+
+    def _finish(self, walker: _Walker) -> None:
+        node = self.nodes[walker.node]
+        if walker.time >= node.ready:
+            node.ready, node.path = walker.time, walker.path
+        node.running -= 1
+        if node.running:
+            return
+        if node.launch.agent == "blocks" and node.launch.threads > SMALL_THREADS:
+            self.busy[node.rank] -= node.launch.blocks
+        self.ends[node.rank] = max(self.ends[node.rank], node.ready)
+        if node.ready >= self.end:
+            self.end, self.last = node.ready, node.path
+        for number, same in node.following:
+            following = self.nodes[number]
+            gap = self.p.kernel_gap_us if same else self.p.join_us
+            if node.ready + gap >= following.ready:
+                following.ready, following.path = node.ready + gap, list(node.path)
+                following.path[LAUNCH] += gap
+            following.missing -= 1
+            if following.missing == 0:
+                self._start(number)
+
+    def _arrive(self, time: float, counter: int, value: int, path: Path) -> None:
+        self.counts[counter] += value
+        walkers = self.waiters.get(counter)
+        if not walkers:
+            return
+        met = [w for w in walkers if _wanted(w) <= self.counts[counter]]
+        self.waiters[counter] = [w for w in walkers if _wanted(w) > self.counts[counter]]
+        self.waiting -= len(met)
+        for walker in met:
+            # The one who signalled last is what this role waited for: go on along that path.
+            walker.time, walker.path = time, list(path)
+            self._push(time, walker, 0, 0, path)
+
+    def _walk(self, walker: _Walker) -> None:
+        """Take steps until one that must wait for its turn in time, or for a counter."""
+        rank, steps = self.nodes[walker.node].rank, walker.role.steps
+        fenced = False
+        while walker.place < len(steps):
+            step = steps[walker.place]
+            if not isinstance(step, Signal) and self.queue and self.queue[0][0] < walker.time:
+                self._push(walker.time, walker, 0, 0, walker.path)
+                return
+            if isinstance(step, Wait):
+                counter = rank * self.plan.counters + step.counter
+                if self.counts[counter] < step.value:
+                    self.waiters.setdefault(counter, []).append(walker)
+                    self.waiting += 1
+                    return
+                walker.spend(SYNC, self.p.wait_us)
+            elif isinstance(step, Signal):
+                self._signal(walker, step, rank, fenced)
+            elif isinstance(step, Copy):
+                self._copy(walker, step, rank)
+            else:
+                self._gemm(walker, step, rank)
+            fenced = isinstance(step, Signal)
+            walker.place += 1
+        self._finish(walker)
+
+    def _signal(self, walker: _Walker, step: Signal, rank: int, fenced: bool) -> None:
+        walker.spend(SYNC, self.p.next_signal_us if fenced else self.p.signal_us)
+        travel = self.costs.link_latency_us if step.rank != rank else 0.0
+        path = list(walker.path)
+        path[SYNC] += travel
+        self._push(walker.time + travel, None, step.rank * self.plan.counters + step.counter,
+                   step.value * walker.role.blocks, path)
+
+    def _copy(self, walker: _Walker, step: Copy, rank: int) -> None:
+        size, costs = step.src.size, self.costs
+        if walker.role.agent == "copy_engine":
+            engines = self.engines[rank]
+            engine = min(range(len(engines)), key=engines.__getitem__)
+            walker.spend(COPY, max(0.0, engines[engine] - walker.time) + self.p.copy_engine_us)
+            began, own = walker.time, costs.engine_us(size)
+        else:
+            engine = -1
+            began, own = walker.time, costs.copy_us(size, walker.role.blocks)
+        end = began + own
+        if step.src.rank != step.dst.rank:
+            took = costs.link_us(size)
+            self.egress[step.src.rank] = max(self.egress[step.src.rank], began) + took
+            self.ingress[step.dst.rank] = max(self.ingress[step.dst.rank], began) + took
+            self.sent[step.src.rank] += size
+            end = max(end, self.egress[step.src.rank], self.ingress[step.dst.rank])
+            if step.src.rank != rank:  # a get asks first
+                end += costs.link_latency_us
+        walker.spend(COPY, own)
+        walker.spend(LINK, end - walker.time)
+        if engine >= 0:
+            self.engines[rank][engine] = end
+
+    def _gemm(self, walker: _Walker, step: Gemm, rank: int) -> None:
+        costs, (itemsize, out_itemsize) = self.costs, self.itemsize
+        if walker.role.agent == "library":
+            sms = max(1, costs.sm_share - self.busy[rank])
+            walker.spend(COMPUTE, costs.library_us(step.m, step.n, step.k, itemsize, out_itemsize, sms))
+            return
+        blocks, before = walker.role.blocks, walker.tiles
+        walker.tiles += costs.tiles(step.m, step.n)
+        waves = -(-walker.tiles // blocks) - -(-before // blocks)
+        walker.spend(COMPUTE, waves * costs.generated_tile_us(step.k, itemsize, out_itemsize))
+
+
+def _wanted(walker: _Walker) -> int:
+    step = walker.role.steps[walker.place]
+    return step.value if isinstance(step, Wait) else 0
+
+
+def _itemsize(plan: Plan) -> tuple[int, int]:
+    """Bytes of an element of the operand and of the output."""
+    for launch in plan.ranks[0]:
+        for step in launch.steps:
+            if isinstance(step, Gemm):
+                return plan.goal.row_bytes // step.k, plan.goal.output_row_bytes // step.n
+    return 1, 1

@@ -1,0 +1,59 @@
+"""Conformance: what each step read, wrote, signalled and waited for must equal what the plan declares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tilescale.codegen.program import Program
+from tilescale.runtime.emulator_report import Range, RunReport, Signalled, StepLog, Waited
+from tilescale.schedules.plan import Copy, Plan, Region, Role, Signal, Step, Wait
+
+
+def deviations(plan: Plan, program: Program, report: RunReport, calls: int) -> Iterator[str]:
+    """One line for every step whose logged accesses differ from its declared ones, and for accesses outside steps."""
+    strides = {placed.buffer: placed.stride for placed in program.placed}
+    log = {(s.call, s.rank, s.step): s for s in report.log}
+    for call in range(calls):
+        for rank in range(plan.world):
+            totals = plan.counter_totals(rank)
+            for number, launch, role, step in plan.steps_of(rank):
+                found = log.pop((call, rank, number), StepLog(call, rank, number))
+                wanted = _declared(step, role, rank, number, call, strides, totals)
+                place = f"call {call} rank {rank} launch {launch.name} step {number} ({type(step).__name__})"
+                yield from _differences(place, wanted, found)
+    for (call, rank, number), rest in sorted(log.items()):
+        if number >= 0 and (rest.reads or rest.writes or rest.signals):
+            yield f"call {call} rank {rank}: step {number} is not in the plan, and was carried out"
+        elif number < 0 and rest.signals:
+            yield f"call {call} rank {rank}: signals outside of any step: {rest.signals[0]}"
+
+
+def _declared(step: Step, role: Role, rank: int, number: int, call: int, strides: dict[str, int],
+              totals: tuple[int, ...]) -> StepLog:
+    def where(region: Region) -> Range:
+        base = strides.get(region.buffer, 0) * (call % 2)
+        return Range(region.rank, region.buffer, base + region.offset, base + region.end)
+
+    if isinstance(step, Copy):
+        return StepLog(call, rank, number, reads=(where(step.src),), writes=(where(step.dst),))
+    if isinstance(step, Signal):
+        amount = step.value * role.blocks
+        return StepLog(call, rank, number, signals=(Signalled(step.rank, step.counter, amount),))
+    if isinstance(step, Wait):
+        target = call * totals[step.counter] + step.value
+        return StepLog(call, rank, number, waits=(Waited(step.counter, target, target),))
+    return StepLog(call, rank, number, reads=tuple(sorted((where(step.a), where(step.b)))), writes=(where(step.out),))
+
+
+def _differences(place: str, wanted: StepLog, found: StepLog) -> Iterator[str]:
+    for what in ("reads", "writes", "signals"):
+        if getattr(wanted, what) != getattr(found, what):
+            yield f"{place} {what}: declared {_text(getattr(wanted, what))}, carried out {_text(getattr(found, what))}"
+    declared = [(w.counter, w.target) for w in wanted.waits]
+    if declared != [(w.counter, w.target) for w in found.waits]:
+        yield f"{place} waits: declared {_text(wanted.waits)}, carried out {_text(found.waits)}"
+
+
+def _text(items: tuple[object, ...]) -> str:
+    shown = ", ".join(str(item) for item in items[:3])
+    return f"[{shown}{', ...' if len(items) > 3 else ''}]"

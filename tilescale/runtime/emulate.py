@@ -1,0 +1,214 @@
+"""Emulation of a schedule: its emitted text, on a CPU, for all ranks and three consecutive calls with fresh inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tilescale.codegen.emit import emit
+from tilescale.codegen.program import COUNTER_BYTES, STATE_BYTES, ProgramLaunch, TensorMapSpec
+from tilescale.codegen.table import STEP, pack_arguments
+from tilescale.errors import EmulationError
+from tilescale.runtime.check import Array, first_wrong, from_bits, random_input, to_bits, tolerance
+from tilescale.runtime.conformance import deviations
+from tilescale.runtime.emulator import (
+    ADVERSARIES,
+    Job,
+    Machine,
+    Memory,
+    RunReport,
+    build_candidate,
+    run_isolated,
+    tensor_map,
+)
+from tilescale.runtime.scaled import Scaled, scaled
+from tilescale.schedules.schedule import Schedule
+from tilescale.spec.declaration import Spec
+
+CALLS = 3
+TIME_LIMIT_NS = 10**9
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """`ok`: ended, in bounds, initialised, conforming to the plan, and right. `report` says what was run and found."""
+
+    ok: bool
+    report: str
+    label: str
+    adversary: str
+    seed: int
+    steps: int
+
+
+def emulate(spec: Spec, schedule: Schedule, seed: int = 0, adversary: str | None = None,
+            include_dirs: Sequence[Path] = ()) -> Emulation:
+    """Run the emitted text of `schedule` on the CPU, at a small size of the same binaries where the spec is large.
+
+    Two calls hold small integers and must be exact; the third holds random numbers and must be within one rounding and
+    the fp32 accumulation bound. `adversary`: "lazy", "random" or "eager"; by default the seed chooses in turn.
+    `include_dirs` are searched for the device library before its own folder.
+    Raises MissingDependency without a C++ compiler, EmulationError where the emulator itself cannot go on.
+    """
+    chosen = adversary or ADVERSARIES[seed % len(ADVERSARIES)]
+    small = scaled(spec, schedule)
+    setup = _Setup(small, seed, chosen, include_dirs)
+    report = run_isolated([setup.job])[0]
+    found = [report.error, report.deadlock] if not report.ok else list(setup.judge(report))
+    lines = [line for line in found if line]
+    what = f"{small.spec.label}, schedule {small.schedule.label}, adversary {chosen}, seed {seed}"
+    if small.shrunk:
+        what += f" (in place of {spec.label}: same binaries, smaller tables)"
+    shown = lines[:SHOWN] + ([f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else [])
+    verdict = "right, conforming to the plan" if not lines else "\n".join(shown)
+    return Emulation(not lines, f"{what}: {verdict}", small.spec.label, chosen, seed, report.steps)
+
+
+class _Setup:
+    """Memories and graph of one run, and what its outputs must be."""
+
+    def __init__(self, small: Scaled, seed: int, adversary: str, include_dirs: Sequence[Path]) -> None:
+        self.spec, self.plan = small.spec, small.plan
+        self.program = emit(small.spec, small.schedule, small.plan)
+        self.world = small.spec.world
+        self.machine = Machine(seed, adversary, sm_share=small.plan.sm_share)
+        self.rng = np.random.default_rng(seed)
+        self.libraries = [build_candidate(kernel.text, include_dirs) for kernel in self.program.kernels]
+        self.memory = [self._memories(rank) for rank in range(self.world)]
+        self.reads: list[tuple[int, int, int, Array, Array, bool]] = []
+        for call in range(CALLS):
+            self._call(call)
+        self.job: Job = self.machine.job()
+
+    # -- memories ------------------------------------------------------------------------------------------------------
+    def _memories(self, rank: int) -> dict[str, Memory]:
+        strides = {p.buffer: p.stride for p in self.program.placed}
+        found: dict[str, Memory] = {}
+        for buffer in self.plan.buffers:
+            size = strides.get(buffer.name, 0) * (buffer.versions - 1) + buffer.size
+            found[buffer.name] = self.machine.register_memory(rank, buffer.name, size)
+        zeros = bytes(self.program.counters * COUNTER_BYTES)
+        found[".counters"] = self.machine.register_memory(rank, "counters", len(zeros), kind="counters", data=zeros)
+        state = bytes(STATE_BYTES)
+        found[".state"] = self.machine.register_memory(rank, "state", len(state), kind="control", data=state)
+        for launch in self.program.ranks[rank]:
+            if launch.kernel is not None:
+                for what, text in (("steps", launch.steps or "00" * STEP.size), ("blocks", launch.block_rows)):
+                    data = bytes.fromhex(text)
+                    found[f".{what}.{launch.name}"] = self.machine.register_memory(
+                        rank, f"{what} of {launch.name}", len(data), kind="control", data=data)
+        return found
+
+    def _address(self, slot: int, rank: int) -> int:
+        entry = self.program.slots[slot]
+        return self.memory[rank if entry.rank < 0 else entry.rank][entry.buffer].address
+
+    def _arguments(self, rank: int, launch: ProgramLaunch) -> bytes:
+        strides = {p.buffer: p.stride for p in self.program.placed}
+        slots = self.program.slots
+        return pack_arguments(
+            [self._address(i, rank) for i in range(len(slots))], [strides.get(s.buffer, 0) for s in slots],
+            [self.memory[peer][".counters"].address for peer in range(self.world)],
+            state=self.memory[rank][".state"].address, steps=self.memory[rank][f".steps.{launch.name}"].address,
+            blocks=self.memory[rank][f".blocks.{launch.name}"].address, time_limit_ns=TIME_LIMIT_NS, rank=rank,
+            last=launch.participants, n=self.program.n, k=self.program.k)
+
+    def _maps(self, rank: int) -> bytes:
+        return b"".join(self._map(rank, m) for m in self.program.maps)
+
+    def _map(self, rank: int, m: TensorMapSpec) -> bytes:
+        stride = next((p.stride for p in self.program.placed if p.buffer == m.buffer), 0)
+        base = self.memory[rank][m.buffer].address + m.version * stride
+        return tensor_map(base, m.sizes, m.strides_bytes, m.box, 2)
+
+    # -- graph ---------------------------------------------------------------------------------------------------------
+    def _call(self, call: int) -> None:
+        inputs, outputs, allowed = self._values(exact=call < CALLS - 1)
+        previous = {rank: node for node, rank, *_ in self.reads[-self.world:]}
+        for rank in range(self.world):
+            after = [previous[rank]] if rank in previous else []
+            for name, data in inputs[rank].items():
+                after = [self.machine.add_caller_write(rank, self.memory[rank][name].address, data, after, call)]
+            out = self.memory[rank]["out"]
+            after = [self.machine.add_caller_write(rank, out.address, b"\xff" * out.size, after, call, "caller poisons")]
+            ends = self._launches(rank, call, after[0])
+            node = self.machine.add_caller_read(rank, out.address, out.size, ends, call)
+            self.reads.append((node, rank, call, outputs[rank], allowed[rank], call < CALLS - 1))
+
+    def _launches(self, rank: int, call: int, start: int) -> list[int]:
+        nodes: dict[str, int] = {}
+        tails: dict[int, int] = {}
+        for launch in self.program.ranks[rank]:
+            after = [tails.get(launch.stream, start), *(nodes[name] for name in launch.after)]
+            node = self._launch(rank, launch, call, after)
+            nodes[launch.name] = tails[launch.stream] = node
+        return sorted(set(tails.values()))
+
+    def _launch(self, rank: int, launch: ProgramLaunch, call: int, after: Sequence[int]) -> int:
+        machine, parity = self.machine, call % 2
+        strides = {p.buffer: p.stride for p in self.program.placed}
+        if launch.copy is not None:
+            copy = launch.copy
+            source, target = (self._address(slot, rank) + strides.get(self.program.slots[slot].buffer, 0) * parity + offset
+                              for slot, offset in ((copy.source, copy.source_offset), (copy.target, copy.target_offset)))
+            return machine.add_copy(rank, launch.name, target, source, copy.size, launch.first_step, after, call)
+        if launch.gemm is not None:
+            gemm, b = launch.gemm, self.spec.inputs[1]
+            base = self.memory[rank][gemm.buffer].address + strides.get(gemm.buffer, 0) * parity
+            return machine.add_library_gemm(
+                rank, launch.name, base + gemm.row * gemm.k * b.itemsize, self.memory[rank]["b"].address,
+                self.memory[rank]["out"].address + gemm.output_row * gemm.n * self.spec.output.itemsize, gemm.m, gemm.n,
+                gemm.k, in_format=b.dtype, out_format=self.spec.output.dtype, b_transposed=b.order == "col",
+                step=launch.first_step, after=after, call=call)
+        if launch.kernel is None:
+            raise EmulationError("a launch is a kernel, a copy or a product", launch.name)
+        kernel = self.program.kernels[launch.kernel]
+        return machine.add_kernel(
+            rank, launch.name, self.libraries[launch.kernel], kernel.entry, self._arguments(rank, launch),
+            self._maps(rank), launch.blocks, launch.threads, launch.shared_bytes, after, call)
+
+    # -- values --------------------------------------------------------------------------------------------------------
+    def _values(self, exact: bool) -> tuple[list[dict[str, bytes]], list[Array], list[Array]]:
+        """Input bytes, reference outputs and allowed distances of every rank."""
+        tensor = self.spec.inputs[0]
+        shards = [self._draw(tensor.local_shape(r, self.world), tensor.dtype, exact) for r in range(self.world)]
+        whole = np.concatenate([values for values, _ in shards])
+        inputs = [{"a": data} for _, data in shards]
+        if self.spec.operation.compute != "gemm":
+            return inputs, [whole] * self.world, [np.zeros_like(whole)] * self.world
+        outputs, allowed = [], []
+        b = self.spec.inputs[1]
+        for rank in range(self.world):
+            shape = b.local_shape(rank, self.world)
+            values, data = self._draw(shape if b.order == "row" else shape[::-1], b.dtype, exact)
+            inputs[rank]["b"] = data
+            operand = values if b.order == "row" else values.T
+            reference = whole @ operand
+            outputs.append(reference)
+            allowed.append(tolerance(reference, np.abs(whole) @ np.abs(operand), self.spec.output.dtype, shape[0]))
+        return inputs, outputs, allowed
+
+    def _draw(self, shape: tuple[int, ...], dtype: str, exact: bool) -> tuple[Array, bytes]:
+        bits = to_bits(random_input(self.rng, shape, exact), dtype).tobytes()
+        return from_bits(bits, dtype).reshape(shape), bits
+
+    # -- verdict -------------------------------------------------------------------------------------------------------
+    def judge(self, report: RunReport) -> list[str]:
+        """Everything wrong with a run that ended."""
+        lines = list(deviations(self.plan, self.program, report, CALLS))
+        dtype = self.spec.output.dtype
+        for node, rank, call, reference, allowed, exact in self.reads:
+            found = from_bits(report.seen[node], dtype).reshape(reference.shape)
+            if exact:
+                wanted = from_bits(to_bits(reference, dtype).tobytes(), dtype).reshape(reference.shape)
+                at = first_wrong(found, wanted, np.zeros_like(wanted))
+            else:
+                wanted, at = reference, first_wrong(found, reference, allowed)
+            if at >= 0:
+                where = tuple(int(i) for i in np.unravel_index(at, reference.shape))
+                lines.append(f"call {call} rank {rank}: out{list(where)} is {found[where]:g}, wanted {wanted[where]:g}")
+        return lines

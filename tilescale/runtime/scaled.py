@@ -1,0 +1,95 @@
+"""A small operation that runs the same binaries: shapes and tables shrink, Config stays."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, replace
+
+from tilescale.schedules.constraints import num_chunks
+from tilescale.schedules.lower import lower
+from tilescale.schedules.plan import Launch, Plan, Role
+from tilescale.schedules.schedule import Schedule
+from tilescale.spec.declaration import Spec
+from tilescale.spec.tensor import Tensor
+
+WORK_BLOCKS = 2
+COPY_ROWS = 16
+SMALL_MACS = 3 * 10**8
+SMALL_BYTES = 1 << 23
+SMALL_THREADS = 24_000
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """What is emulated in place of a large operation."""
+
+    spec: Spec
+    schedule: Schedule
+    plan: Plan
+    shrunk: bool
+
+
+def scaled(spec: Spec, schedule: Schedule) -> Scaled:
+    """The operation itself where it is small, else the smallest one with every kind of step, two waves and tails."""
+    plan = lower(spec, schedule)
+    if _is_small(spec, plan):
+        return Scaled(spec, schedule, plan, False)
+    gang = min(2, schedule.num_comm_blocks // schedule.depth) if schedule.num_comm_blocks else 0
+    chunks = _chunks(spec, schedule)
+    unit = schedule.block_m or COPY_ROWS
+    rows = chunks * unit - unit // 2 + 8 if chunks > 1 else unit + unit // 2 + 8
+    small = replace(schedule, num_comm_blocks=gang * schedule.depth,
+                    chunk_rows=0 if schedule.overlap == "none" else unit if chunks > 1 else 2 * unit)
+    small_spec = _resized(spec, rows, schedule)
+    return Scaled(small_spec, small, _fewer_blocks(lower(small_spec, small)), True)
+
+
+def _is_small(spec: Spec, plan: Plan) -> bool:
+    threads = sum(launch.blocks * launch.threads for rank in plan.ranks for launch in rank)
+    elements = spec.inputs[0].nbytes
+    macs = 0
+    if spec.operation.compute == "gemm":
+        m, n, k = spec.mnk
+        macs = m * n * k
+    return macs <= SMALL_MACS and elements <= SMALL_BYTES and threads <= SMALL_THREADS
+
+
+def _chunks(spec: Spec, schedule: Schedule) -> int:
+    """Enough chunks of a shard to have the depth in flight, at least two where there were several."""
+    real = num_chunks(spec, schedule)
+    needed = schedule.depth if schedule.overlap == "chunked" else -(-schedule.depth // max(1, spec.world - 1))
+    return min(real, max(2, needed))
+
+
+def _resized(spec: Spec, rows: int, schedule: Schedule) -> Spec:
+    """The spec with `rows` rows a shard; columns with a tail that keeps the alignment of the real operands."""
+    a = spec.inputs[0]
+    if spec.operation.compute != "gemm":
+        real = a.sizes[1] * a.itemsize if a.ndim > 1 else a.itemsize
+        unit = next(u for u in (16, 8, 4, 2, 1) if real % u == 0)
+        columns = max(1, (2 * 4096 // unit * unit + unit) // a.itemsize)
+        return _with(spec, ((rows * spec.world, columns), ), (rows * spec.world, columns))
+    k = 2 * (schedule.block_k or 16) + 24
+    n = spec.world * ((schedule.block_n or 16) + 24)
+    m = rows * spec.world
+    return _with(spec, ((m, k), (k, n)), (m, n))
+
+
+def _with(spec: Spec, inputs: tuple[tuple[int, ...], ...], output: tuple[int, ...]) -> Spec:
+    def sized(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return dataclasses.replace(tensor, shape=shape)
+
+    return dataclasses.replace(spec, inputs=tuple(sized(t, s) for t, s in zip(spec.inputs, inputs, strict=True)),
+                               output=sized(spec.output, output))
+
+
+def _fewer_blocks(plan: Plan) -> Plan:
+    """The plan with gangs of two blocks where nobody counts their signals: those that multiply or copy out."""
+    def role(r: Role, launch: Launch) -> Role:
+        return replace(r, blocks=min(r.blocks, WORK_BLOCKS)) if r.name.startswith(("work", "own")) else r
+
+    def smaller(launch: Launch) -> Launch:
+        return launch if launch.agent != "blocks" else replace(
+            launch, roles=tuple(role(r, launch) for r in launch.roles))
+
+    return replace(plan, ranks=tuple(tuple(smaller(launch) for launch in rank) for rank in plan.ranks))

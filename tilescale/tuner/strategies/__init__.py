@@ -1,0 +1,1 @@
+"""Search strategies, one a file; see tilescale.tuner.strategy."""

@@ -1,0 +1,220 @@
+"""`tune`: search the schedule space of one or several specs, and remember every measurement."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
+
+from tilescale.errors import RunnerError, ScheduleError, SpecError
+from tilescale.runtime.runner import Runner
+from tilescale.schedules.knob import Value
+from tilescale.schedules.space import Space
+from tilescale.spec.op import Spec
+from tilescale.tuner import records
+from tilescale.tuner.baselines import times
+from tilescale.tuner.interrupt import Guard
+from tilescale.tuner.prior import Predictor, Prior, analytic
+from tilescale.tuner.progress import Progress, Report, silent
+from tilescale.tuner.result import Result, Results
+from tilescale.tuner.runners import choose
+from tilescale.tuner.search import Budget, Search
+from tilescale.tuner.store import Store, opened
+from tilescale.tuner.strategy import STRATEGIES, Context, Strategy
+from tilescale.tuner.ties import Verdict, decide
+from tilescale.tuner.trial import Trial
+
+if TYPE_CHECKING:
+    import perfdb
+
+Restriction = Mapping[str, Sequence[Value]]
+DEFAULT_STRATEGY = "model"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all specs of one call share."""
+
+    trials: int
+    seconds: float
+    seed: int
+    runner: Runner | None
+    resume: bool
+    strategy: str
+    report: Report
+    predictor: Predictor
+    guard: Guard = field(default_factory=Guard)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.trials, bool) or not isinstance(self.trials, int) or self.trials < 1:
+            raise RunnerError("trials is a positive integer", self.trials, "give the number of candidates to try")
+        if not self.seconds > 0:
+            raise RunnerError("seconds is positive", self.seconds, "give the time that a spec may take")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
+            raise RunnerError("seed is an integer from 0 to 2^32 - 1", self.seed, "for example seed=0")
+        STRATEGIES[self.strategy]
+
+
+@overload
+def tune(
+    spec: Spec, trials: int = ..., seconds: float = ..., db: str | Path | perfdb.Database | None = ..., seed: int = ...,
+    runner: Runner | None = ..., resume: bool = ..., *, space: Restriction | Space | None = ..., strategy: str = ...,
+    progress: Report | None = ..., command: str = ..., predictor: Predictor = ...,
+) -> Result: ...
+@overload
+def tune(
+    spec: Mapping[str, Spec], trials: int = ..., seconds: float = ..., db: str | Path | perfdb.Database | None = ...,
+    seed: int = ..., runner: Runner | None = ..., resume: bool = ..., *, space: Restriction | Space | None = ...,
+    strategy: str = ..., progress: Report | None = ..., command: str = ..., predictor: Predictor = ...,
+) -> Results: ...
+def tune(
+    spec: Spec | Mapping[str, Spec],
+    trials: int = 200,
+    seconds: float = 600,
+    db: str | Path | perfdb.Database | None = None,
+    seed: int = 0,
+    runner: Runner | None = None,
+    resume: bool = True,
+    *,
+    space: Restriction | Space | None = None,
+    strategy: str = DEFAULT_STRATEGY,
+    progress: Report | None = None,
+    command: str = "",
+    predictor: Predictor = analytic,
+) -> Result | Results:
+    """The fastest schedule of `spec`; of a mapping of names to specs, one Result each, tuned in one session.
+
+    `trials` and `seconds` bound the search of each spec; candidates that the database answers count as trials and take
+    no time. `db`: a path or URL, where every finished measurement is committed before the next starts; None keeps
+    nothing after the call. With `resume`, what is stored for the same work, machine and source is not measured again.
+    `runner`: None replays the recorded space of the spec; a runner that is given stays open. `space`: a restriction
+    (knob name to allowed values) or a Space. `strategy`: one of STRATEGIES. `progress`: called with Progress values.
+    `predictor(spec, schedule)`: the prior, with `.us`.
+
+    Ctrl-C and SIGTERM end the search; what was measured is kept and the result says "interrupted". KeyboardInterrupt
+    is raised where there is no result yet. Raises SpecError for a spec without kernels, ScheduleError where no schedule
+    is feasible (with the rejections by constraint), RunnerError where there are no times or no candidate succeeded.
+    """
+    settings = Settings(trials, seconds, seed, runner, resume, strategy, progress or silent, predictor)
+    specs = {spec.op: spec} if isinstance(spec, Spec) else dict(spec)
+    if not specs:
+        raise SpecError("there is something to tune", "no specs", "give at least one")
+    spaces = {name: _space(name, one, space) for name, one in specs.items()}
+    with settings.guard.installed(), opened(db) as database:
+        session = database.start_session(seed=seed, command=command or f"tune {', '.join(specs)}")
+        try:
+            results = _tune_all(spaces, database, session, settings)
+        except KeyboardInterrupt:
+            database.end_session(session, "interrupted")
+            raise
+        except BaseException:
+            database.end_session(session, "failed")
+            raise
+        database.end_session(session, results.status)
+    return results[spec.op] if isinstance(spec, Spec) else results
+
+
+def _space(name: str, spec: Spec, space: Restriction | Space | None) -> Space:
+    spec.require_kernels()
+    if spec.dims:
+        dim = spec.dims[0]
+        raise SpecError("sizes are known when a spec is tuned", f"{name}: {spec.label}",
+                        f"bind them, one spec a bucket: {{'m4096': spec.bind({dim.name}=4096), ...}}")
+    found = space if isinstance(space, Space) else Space(spec, dict(space or {}))
+    if found.feasible == 0:
+        raise ScheduleError(
+            f"{name} has a feasible schedule", f"none of {found.size} points: {found.explain_empty()}",
+            "widen the restriction, or change the shape so that the constraint holds")
+    return found
+
+
+def _tune_all(spaces: Mapping[str, Space], db: perfdb.Database, session: int, settings: Settings) -> Results:
+    results: dict[str, Result] = {}
+    for name, space in spaces.items():
+        try:
+            results[name] = _tune_one(name, space, db, session, settings)
+        except KeyboardInterrupt:
+            if not results:
+                raise
+            break
+        if results[name].status == "interrupted":
+            break
+    return Results(results, tuple(name for name in spaces if name not in results))
+
+
+def _tune_one(name: str, space: Space, db: perfdb.Database, session: int, settings: Settings) -> Result:
+    started = time.monotonic()
+    notes = []
+    runner = settings.runner
+    if runner is None:
+        choice = choose(space.spec)
+        runner = choice.runner
+        notes.append(choice.note)
+    try:
+        store = Store(db, records.key_of(space.spec, runner), session, settings.resume)
+        search = _search(name, space, runner, store, started + settings.seconds, settings)
+        if settings.resume and (stale := store.stale_note(space.schedules[0])):
+            notes.append(stale)
+        search.run()
+    finally:
+        if settings.runner is None:
+            runner.close()
+    return _result(search, settings.seed, tuple(notes))
+
+
+def _search(name: str, space: Space, runner: Runner, store: Store, deadline: float, settings: Settings) -> Search:
+    def predicted(done: int, total: int) -> None:
+        settings.report(Progress(name, "predict", done, total))
+
+    prior = Prior(space.spec, space.schedules, settings.predictor, predicted)
+    context = Context(space.spec, space, prior, settings.seed)
+    strategy: Strategy = STRATEGIES[settings.strategy](context)
+    budget = Budget(settings.trials, deadline)
+    return Search(name, context, runner, store, strategy, budget, settings.guard, settings.report)
+
+
+def _result(search: Search, seed: int, notes: tuple[str, ...]) -> Result:
+    trials = _with_remembered(search)
+    verdict = decide(search.context.spec, trials, search.store.samples)
+    if verdict is None:
+        if search.status == "interrupted":
+            raise KeyboardInterrupt
+        raise RunnerError(f"a candidate of {search.name} succeeds", _failed(trials), _first_message(trials))
+    if search.status != "interrupted":
+        _store_decision(search, verdict)
+    ties = tuple(trial.schedule for trial in verdict.ties)
+    return Result(
+        search.name, search.context.spec, verdict.winner.schedule, verdict.winner.time_us,
+        times(search.context.spec, trials), ties, verdict.reason, search.store.key.source, search.status,
+        search.store.session, seed, search.measured, tuple(trials), notes)
+
+
+def _with_remembered(search: Search) -> list[Trial]:
+    """The trials, and the fastest stored one where another search found it and this one did not come across it."""
+    remembered = search.store.remembered(search.context.space, len(search.trials), search.context.prior.us)
+    if remembered is None or any(trial.schedule == remembered.schedule for trial in search.trials):
+        return search.trials
+    return [*search.trials, remembered]
+
+
+def _store_decision(search: Search, verdict: Verdict) -> None:
+    import perfdb
+
+    key = search.store.key
+    search.store.db.record_decision(perfdb.DecisionRecord(
+        key.workload, key.topology, key.environment, key.source, verdict.winner.trial_id,
+        tuple(trial.trial_id for trial in verdict.ties), verdict.reason, search.store.session))
+
+
+def _failed(trials: list[Trial]) -> str:
+    counts: dict[str, int] = {}
+    for trial in trials:
+        counts[trial.status] = counts.get(trial.status, 0) + 1
+    return f"all {len(trials)} failed: " + ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+
+
+def _first_message(trials: list[Trial]) -> str:
+    message = next((trial.message for trial in trials if trial.message), "")
+    return f"the first one said: {message}" if message else "look at result.trials"
