@@ -24,8 +24,12 @@ H200 = "8xH200-NVSwitch"
 
 
 def product(topology: Topology, m: int = 4096, n: int = 10240, k: int = 8192) -> Spec:
-    return matmul(Tensor((m, k), "bfloat16", FullRow), Tensor((k, n), "bfloat16", FullCol, order="col"), out=FullCol,
-                  topology=topology)
+    return matmul(
+        Tensor((m, k), "bfloat16", FullRow),
+        Tensor((k, n), "bfloat16", FullCol, order="col"),
+        out=FullCol,
+        topology=topology,
+    )
 
 
 def gather(topology: Topology, rows: int = 8192) -> Spec:
@@ -34,12 +38,14 @@ def gather(topology: Topology, rows: int = 8192) -> Spec:
 
 def sample(spec: Spec, count: int = 24) -> list[Schedule]:
     found = space(spec).schedules
-    return list(found[::max(1, len(found) // count)])
+    return list(found[:: max(1, len(found) // count)])
 
 
 SPECS = {
-    "product on real links": product(Topology.named(H200, 4)), "product on a model": product(Topology.scale_model(H200, 4)),
-    "small product": product(Topology.scale_model(H200, 2), m=512), "gather": gather(Topology.scale_model(H200, 4)),
+    "product on real links": product(Topology.named(H200, 4)),
+    "product on a model": product(Topology.scale_model(H200, 4)),
+    "small product": product(Topology.scale_model(H200, 2), m=512),
+    "gather": gather(Topology.scale_model(H200, 4)),
     "gather on a shared GPU": gather(Topology.shared_gpu(2)),
 }
 
@@ -69,8 +75,16 @@ def test_a_given_plan_is_used() -> None:
 
 def test_overlap_pays_where_links_and_products_are_both_long() -> None:
     spec = SPECS["product on a model"]
-    common = {"transport": "peer_copy", "compute": "generated", "num_comm_blocks": 4, "block_m": 128, "block_n": 256, "block_k": 64,
-              "num_stages": 4, "raster_group": 8}
+    common = {
+        "transport": "peer_copy",
+        "compute": "generated",
+        "num_comm_blocks": 4,
+        "block_m": 128,
+        "block_n": 256,
+        "block_k": 64,
+        "num_stages": 4,
+        "raster_group": 8,
+    }
     apart = predict(spec, Schedule(**common))  # type: ignore[arg-type]
     fused = predict(spec, Schedule(**common, overlap="fused", chunk_rows=256))  # type: ignore[arg-type]
     assert fused.us < 0.85 * apart.us
@@ -132,9 +146,21 @@ def test_features_have_one_set_of_names_and_are_finite() -> None:
 
 def test_features_tell_schedules_specs_and_machines_apart() -> None:
     schedule = Schedule(transport="peer_copy", num_comm_blocks=4)
-    vectors = [tuple(features(spec, schedule).values()) for spec in (
-        gather(Topology.named(H200, 4)), gather(Topology.named(H200, 2)), gather(Topology.scale_model(H200, 4)),
-        gather(Topology.named(H200, 4), 4096))]
-    vectors += [tuple(features(gather(Topology.named(H200, 4)), s).values()) for s in (
-        replace(schedule, num_comm_blocks=8), replace(schedule, transport="tma"), replace(schedule, direction="pull"))]
+    vectors = [
+        tuple(features(spec, schedule).values())
+        for spec in (
+            gather(Topology.named(H200, 4)),
+            gather(Topology.named(H200, 2)),
+            gather(Topology.scale_model(H200, 4)),
+            gather(Topology.named(H200, 4), 4096),
+        )
+    ]
+    vectors += [
+        tuple(features(gather(Topology.named(H200, 4)), s).values())
+        for s in (
+            replace(schedule, num_comm_blocks=8),
+            replace(schedule, transport="tma"),
+            replace(schedule, direction="pull"),
+        )
+    ]
     assert len(set(vectors)) == len(vectors)

@@ -11,11 +11,31 @@ from tilescale.costmodel.simulate import simulate
 from tilescale.errors import PlanError
 from tilescale.schedules.plan import Buffer, Copy, Gemm, Goal, Launch, Plan, Region, Role, Signal, Step, Wait
 
-FREE = Parameters(copy_engine_us=0, graph_us=0, kernel_gap_us=0, join_us=0, signal_us=0, next_signal_us=0, wait_us=0,
-                  load_latency_us=0, l2_gbps_per_sm=1e9, store_gbps_per_sm=1e9, generated_efficiency=1,
-                  library_efficiency=1)
-COSTS = Costs(FREE, sm_tflops=1.0, sm_share=8, hbm_gbps=1000.0, link_gbps=50.0, link_latency_us=0.0, copy_engines=2,
-              block_gbps=20.0, tile=(64, 64, 16, 4))
+FREE = Parameters(
+    copy_engine_us=0,
+    graph_us=0,
+    kernel_gap_us=0,
+    join_us=0,
+    signal_us=0,
+    next_signal_us=0,
+    wait_us=0,
+    load_latency_us=0,
+    l2_gbps_per_sm=1e9,
+    store_gbps_per_sm=1e9,
+    generated_efficiency=1,
+    library_efficiency=1,
+)
+COSTS = Costs(
+    FREE,
+    sm_tflops=1.0,
+    sm_share=8,
+    hbm_gbps=1000.0,
+    link_gbps=50.0,
+    link_latency_us=0.0,
+    copy_engines=2,
+    block_gbps=20.0,
+    tile=(64, 64, 16, 4),
+)
 SIZE = 1_000_000  # 20 us on a link, 50 us by one block
 
 
@@ -24,8 +44,9 @@ def plan(*ranks: tuple[Launch, ...], counters: int = 4) -> Plan:
     return Plan("test", buffers, counters, ranks, Goal("a", "out", (0, SIZE), 1, 1, False), 8, 232448)
 
 
-def launch(name: str, *steps: Step, stream: int = 0, blocks: int = 8, agent: str = "blocks",
-           after: tuple[str, ...] = ()) -> Launch:
+def launch(
+    name: str, *steps: Step, stream: int = 0, blocks: int = 8, agent: str = "blocks", after: tuple[str, ...] = ()
+) -> Launch:
     return Launch(name, stream, (Role(name, agent, blocks if agent == "blocks" else 1, steps),), after, "copy", 512)
 
 

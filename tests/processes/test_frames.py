@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tilescale.processes.frames import BadFrame, Message, Reader, pack
 
-MESSAGES = [({"kind": "a", "time": 0.1 + 0.2}, b""), ({}, b"\0" * 1000), ({"kind": "\u00e9"}, b"TSF1")]
+MESSAGES: list[tuple[dict[str, Any], bytes]] = [
+    ({"kind": "a", "time": 0.1 + 0.2}, b""),
+    ({}, b"\0" * 1000),
+    ({"kind": "\u00e9"}, b"TSF1"),
+]
 STREAM = b"".join(pack(header, blob) for header, blob in MESSAGES)
 
 

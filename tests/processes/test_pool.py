@@ -23,7 +23,7 @@ def job(fault: str = "") -> Job:
 
 def test_answers_come_in_the_order_of_jobs_and_are_told_as_they_come() -> None:
     told: dict[int, Message | Lost] = {}
-    with Pool(WORKER, 2, limit_s=0.5) as pool:
+    with Pool(WORKER, 2, limit_s=1.0) as pool:
         jobs = [job(fault) for fault in ("compile_hang", "", "compile_error", "compile_crash", "")]
         answers = pool.run(jobs, told.__setitem__)
         pids = pool.pids

@@ -58,7 +58,7 @@ def assert_all_recorded(group: Group, *statuses: str) -> None:
 def test_b2_a_hang_on_one_rank_is_a_failure_of_all_and_the_group_goes_on(group: Group) -> None:
     assert run_fake(group, "a").ok
     before = group.pids
-    outcome = run_fake(group, "b", "hang", limit_s=0.5)
+    outcome = run_fake(group, "b", "hang", limit_s=1.0)
     assert outcome.status == "timeout"
     assert outcome.reports == ()
     assert "rank 2" in outcome.message

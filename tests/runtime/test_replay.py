@@ -13,6 +13,7 @@ import pytest
 from process_support import by_chunk, make_schedules
 from support import ag_gemm
 
+from tilescale import canon
 from tilescale.errors import RunnerError
 from tilescale.runtime import replay
 from tilescale.runtime.fake import FakeRunner
@@ -36,7 +37,7 @@ def edit(path: Path, change: Callable[[dict[str, Any], list[Any]], None]) -> Non
     header, *rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
     change(header, rows)
     body = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    header.update(rows=len(rows), digest=replay.canon.digest_bytes(body))
+    header.update(rows=len(rows), digest=canon.digest_bytes(body))
     path.write_bytes(gzip.compress(json.dumps(header).encode() + b"\n" + body))
 
 

@@ -57,11 +57,17 @@ class Explorer:
         return found
 
     def completed(self, state: tuple[int, ...], rank: int, launch: int, call: int) -> bool:
-        return all(done >= (call + 1) * len(t.steps) for t, done in zip(self.threads, state, strict=True)
-                   if t.rank == rank and t.launch == launch)
+        return all(
+            done >= (call + 1) * len(t.steps)
+            for t, done in zip(self.threads, state, strict=True)
+            if t.rank == rank and t.launch == launch
+        )
 
     def gone(self, state: tuple[int, ...], rank: int, call: int) -> bool:
-        return next(done for t, done in zip(self.threads, state, strict=True) if (t.rank, t.launch) == (rank, -1)) >= call * 4 + 2
+        return (
+            next(done for t, done in zip(self.threads, state, strict=True) if (t.rank, t.launch) == (rank, -1))
+            >= call * 4 + 2
+        )
 
     def may(self, state: tuple[int, ...], which: int, counters: dict[tuple[int, int], int]) -> bool:
         thread = self.threads[which]
@@ -69,7 +75,8 @@ class Explorer:
         step = thread.steps[index]
         if step == "start":
             return self.gone(state, thread.rank, call) and all(
-                self.completed(state, thread.rank, parent, call) for parent in self.parents[thread.rank][thread.launch])
+                self.completed(state, thread.rank, parent, call) for parent in self.parents[thread.rank][thread.launch]
+            )
         if step == "join":
             return all(self.completed(state, thread.rank, i, call) for i in range(len(self.plan.ranks[thread.rank])))
         if isinstance(step, Wait):
@@ -91,7 +98,7 @@ class Explorer:
             for which, thread in enumerate(self.threads):
                 if state[which] < self.calls * len(thread.steps) and self.pending(state, which) is None:
                     if self.may(state, which, counters):
-                        state = (*state[:which], state[which] + 1, *state[which + 1:])
+                        state = (*state[:which], state[which] + 1, *state[which + 1 :])
                         moved = True
                         break
         return state
@@ -106,8 +113,11 @@ class Explorer:
             found = [(step.a, False), (step.b, False), (step.out, True)]
         else:
             role = "input" if step == "write" else "output"
-            return [((thread.rank, b.name, call % b.versions), 0, b.size, step == "write") for b in self.plan.buffers
-                    if b.role == role]
+            return [
+                ((thread.rank, b.name, call % b.versions), 0, b.size, step == "write")
+                for b in self.plan.buffers
+                if b.role == role
+            ]
         return [((r.rank, r.buffer, call % versions[r.buffer]), r.offset, r.end, w) for r, w in found]
 
     def conflict(self, state: tuple[int, ...], x: int, y: int) -> bool:
@@ -119,7 +129,12 @@ class Explorer:
         for memory, low, high, write in self.touches(state, x):
             for other, other_low, other_high, other_write in self.touches(state, y):
                 if memory == other and (write or other_write) and max(low, other_low) < min(high, other_high):
-                    same = siblings and isinstance(p, Copy) and isinstance(q, Copy) and (low, high) == (other_low, other_high)
+                    same = (
+                        siblings
+                        and isinstance(p, Copy)
+                        and isinstance(q, Copy)
+                        and (low, high) == (other_low, other_high)
+                    )
                     if not same:
                         return True
         return False
@@ -135,7 +150,7 @@ class Explorer:
             if not ready and any(d < self.calls * len(t.steps) for t, d in zip(self.threads, state, strict=True)):
                 dead = True
             for i in ready:
-                following = self.closure((*state[:i], state[i] + 1, *state[i + 1:]))
+                following = self.closure((*state[:i], state[i] + 1, *state[i + 1 :]))
                 if following not in seen:
                     seen.add(following)
                     todo.append(following)

@@ -19,17 +19,34 @@ def buffers(world: int, rows: int, computes: bool, versions: int, visible_input:
     shard = rows * ROW
     out = world * rows * (OUT_ROW if computes else ROW)
     local = (Buffer("b", "input", K * N * 2),) if computes else ()
-    return (Buffer("a", "input", shard, visible_input), *local,
-            Buffer("gather", "workspace", shard * world, True, versions), Buffer("out", "output", out))
+    return (
+        Buffer("a", "input", shard, visible_input),
+        *local,
+        Buffer("gather", "workspace", shard * world, True, versions),
+        Buffer("out", "output", out),
+    )
 
 
 def gemm(rank: int, source: str, first_row: int, out_row: int, rows: int) -> Gemm:
-    return Gemm(Region(source, rank, first_row * ROW, rows * ROW), Region("b", rank, 0, K * N * 2),
-                Region("out", rank, out_row * OUT_ROW, rows * OUT_ROW), rows, N, K)
+    return Gemm(
+        Region(source, rank, first_row * ROW, rows * ROW),
+        Region("b", rank, 0, K * N * 2),
+        Region("out", rank, out_row * OUT_ROW, rows * OUT_ROW),
+        rows,
+        N,
+        K,
+    )
 
 
-def fused_push(world: int, chunks: int = 1, chunk_rows: int = 2, comm: int = 2, compute: int = 3, versions: int = 2,
-               sm_share: int = 16) -> Plan:
+def fused_push(
+    world: int,
+    chunks: int = 1,
+    chunk_rows: int = 2,
+    comm: int = 2,
+    compute: int = 3,
+    versions: int = 2,
+    sm_share: int = 16,
+) -> Plan:
     """One kernel: copy blocks put the own shard to all peers chunk by chunk, compute blocks follow the arrivals.
 
     Counter source * chunks + chunk of a rank counts the blocks that have put that chunk there.
@@ -43,14 +60,26 @@ def fused_push(world: int, chunks: int = 1, chunk_rows: int = 2, comm: int = 2, 
             peer, source = (rank + distance) % world, (rank - distance) % world
             for chunk in range(chunks):
                 size = chunk_rows * ROW
-                puts += [Copy(Region("a", rank, chunk * size, size), Region("gather", peer, (rank * chunks + chunk) * size, size)),
-                         Signal(peer, rank * chunks + chunk)]
+                puts += [
+                    Copy(
+                        Region("a", rank, chunk * size, size),
+                        Region("gather", peer, (rank * chunks + chunk) * size, size),
+                    ),
+                    Signal(peer, rank * chunks + chunk),
+                ]
                 row = source * rows + chunk * chunk_rows
                 segments += [Wait(source * chunks + chunk, comm), gemm(rank, "gather", row, row, chunk_rows)]
         roles = (Role("comm", "blocks", comm, tuple(puts)), Role("compute", "blocks", compute, tuple(segments)))
         ranks.append((Launch("fused", 0, roles, (), "fused", 384, 1024),))
-    return Plan("ag_gemm", buffers(world, rows, True, versions), world * chunks, tuple(ranks), goal(world, rows, True), sm_share,
-                232448)
+    return Plan(
+        "ag_gemm",
+        buffers(world, rows, True, versions),
+        world * chunks,
+        tuple(ranks),
+        goal(world, rows, True),
+        sm_share,
+        232448,
+    )
 
 
 def pull(world: int, staged: bool = True, blocks: int = 2) -> Plan:
@@ -73,7 +102,9 @@ def pull(world: int, staged: bool = True, blocks: int = 2) -> Plan:
             steps += [Signal(peer, 1) for peer in peers]
             steps.append(Wait(1, blocks * (world - 1)))
         ranks.append((Launch("pull", 0, (Role("copy", "blocks", blocks, tuple(steps)),), (), "copy", 512),))
-    return Plan("all_gather", buffers(world, rows, False, 2, not staged), 2, tuple(ranks), goal(world, rows, False), 16, 232448)
+    return Plan(
+        "all_gather", buffers(world, rows, False, 2, not staged), 2, tuple(ranks), goal(world, rows, False), 16, 232448
+    )
 
 
 def ring(world: int, blocks: int = 1, versions: int = 2) -> Plan:
@@ -92,7 +123,10 @@ def ring(world: int, blocks: int = 1, versions: int = 2) -> Plan:
                 if step:
                     steps.append(Wait(which * blocks + block, 1))
                     source = Region("gather", rank, at, part)
-                steps += [Copy(source, Region("gather", following, at, part)), Signal(following, which * blocks + block)]
+                steps += [
+                    Copy(source, Region("gather", following, at, part)),
+                    Signal(following, which * blocks + block),
+                ]
             steps.append(Wait(following * blocks + block, 1))
             for which in range(world):
                 at = which * shard + block * part
@@ -100,12 +134,19 @@ def ring(world: int, blocks: int = 1, versions: int = 2) -> Plan:
                 steps.append(Copy(source, Region("out", rank, at, part)))
             roles.append(Role(f"ring{block}", "blocks", 1, tuple(steps)))
         ranks.append((Launch("ring", 0, tuple(roles), (), "copy", 512),))
-    return Plan("all_gather", buffers(world, rows, False, versions), world * blocks, tuple(ranks), goal(world, rows, False), 16,
-                232448)
+    return Plan(
+        "all_gather",
+        buffers(world, rows, False, versions),
+        world * blocks,
+        tuple(ranks),
+        goal(world, rows, False),
+        16,
+        232448,
+    )
 
 
 def chunked(world: int, chunks: int = 2) -> Plan:
-    """Copy engines put chunks on one stream a peer; a small kernel waits for each shard, then a library call multiplies."""
+    """Copy engines put chunks on one stream a peer; a small kernel waits for each shard before a library call."""
     rows, shard = chunks * 2, chunks * 2 * ROW
     size = shard // chunks
     ranks = []
@@ -114,10 +155,14 @@ def chunked(world: int, chunks: int = 2) -> Plan:
         for distance in range(1, world):
             peer, source = (rank + distance) % world, (rank - distance) % world
             for chunk in range(chunks):
-                put = Copy(Region("a", rank, chunk * size, size), Region("gather", peer, rank * shard + chunk * size, size))
+                put = Copy(
+                    Region("a", rank, chunk * size, size), Region("gather", peer, rank * shard + chunk * size, size)
+                )
                 name = f"put{peer}_{chunk}"
                 launches.append(Launch(name, distance, (Role("put", "copy_engine", 1, (put,)),)))
-                launches.append(Launch(f"tell{peer}_{chunk}", distance, (Role("tell", "blocks", 1, (Signal(peer, rank),)),)))
+                launches.append(
+                    Launch(f"tell{peer}_{chunk}", distance, (Role("tell", "blocks", 1, (Signal(peer, rank),)),))
+                )
             launches.append(Launch(f"wait{source}", 0, (Role("wait", "blocks", 1, (Wait(source, chunks),)),)))
             call = gemm(rank, "gather", source * rows, source * rows, rows)
             launches.append(Launch(f"gemm{source}", 0, (Role("gemm", "library", 1, (call,)),)))
@@ -141,9 +186,14 @@ def edit(plan: Plan, rank: int, number: int, change: Change) -> Plan:
                 count += 1
             roles.append(replace(role, steps=tuple(steps)))
         launches.append(replace(launch, roles=tuple(roles)))
-    return replace(plan, ranks=(*plan.ranks[:rank], tuple(launches), *plan.ranks[rank + 1:]))
+    return replace(plan, ranks=(*plan.ranks[:rank], tuple(launches), *plan.ranks[rank + 1 :]))
 
 
 def find(plan: Plan, rank: int, kind: type, which: int = 0) -> int:
     """Number of the `which`-th step of a kind."""
     return [number for number, _, _, step in plan.steps_of(rank) if isinstance(step, kind)][which]
+
+
+def drop(step: Step) -> list[Step]:
+    """A change that removes the step."""
+    return []

@@ -24,7 +24,9 @@ def mutate(plan: Plan, mutations: Sequence[Mutation]) -> Plan:
             plan = replace(plan, buffers=tuple(replace(b, versions=1) for b in plan.buffers))
         elif kind % KINDS == 11 and number + 1 < len(steps) and _same_role(plan, rank, number):
             following = steps[number + 1]
-            plan = edit(edit(plan, rank, number + 1, lambda step: []), rank, number, lambda step, f=following: [f, step])
+            plan = edit(
+                edit(plan, rank, number + 1, lambda step: []), rank, number, lambda step, f=following: [f, step]
+            )
         else:
             plan = edit(plan, rank, number, lambda step, p=plan, k=kind % KINDS: _change(p, k, step))
     return plan

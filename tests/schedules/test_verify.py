@@ -5,17 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from handmade import ROW, chunked, edit, find, fused_push, gemm, pull, ring
+from handmade import ROW, chunked, drop, edit, find, fused_push, gemm, pull, ring
 
 from tilescale.schedules.footprint import places
-from tilescale.schedules.plan import Copy, Gemm, Launch, Plan, Region, Role, Signal, Step, Wait
+from tilescale.schedules.plan import Buffer, Copy, Gemm, Goal, Launch, Plan, Region, Role, Signal, Step, Wait
 from tilescale.schedules.story import Counterexample
 from tilescale.schedules.verify import LIMITS, verify
 
 RIGHT = {
-    "fused push": fused_push(2), "fused push of chunks": fused_push(4, chunks=3), "fused push, three ranks": fused_push(3),
-    "pull from staging": pull(4), "pull from symmetric operands": pull(3, staged=False),
-    "ring": ring(4), "ring of blocks": ring(3, blocks=2), "chunked on streams": chunked(4), "one rank": fused_push(1),
+    "fused push": fused_push(2),
+    "fused push of chunks": fused_push(4, chunks=3),
+    "fused push, three ranks": fused_push(3),
+    "pull from staging": pull(4),
+    "pull from symmetric operands": pull(3, staged=False),
+    "ring": ring(4),
+    "ring of blocks": ring(3, blocks=2),
+    "chunked on streams": chunked(4),
+    "one rank": fused_push(1),
 }
 
 
@@ -35,10 +41,6 @@ def refused(plan: Plan, rule: str) -> Counterexample:
     assert proof.counterexample.rule == rule, str(proof)
     assert str(proof.counterexample).startswith(rule + ": ")
     return proof.counterexample
-
-
-def drop(step: Step) -> list[Step]:
-    return []
 
 
 def test_dropped_signal_is_a_deadlock() -> None:
@@ -143,7 +145,9 @@ def test_wrong_peer_of_data_and_signal() -> None:
 
 def test_wrong_source_rows_reach_the_output() -> None:
     plan = fused_push(2, chunks=2)
-    found = refused(edit(plan, 0, find(plan, 0, Copy), lambda c: [replace(c, src=replace(c.src, offset=2 * ROW))]), "data_flow")
+    found = refused(
+        edit(plan, 0, find(plan, 0, Copy), lambda c: [replace(c, src=replace(c.src, offset=2 * ROW))]), "data_flow"
+    )
     assert found.buffer == "out"
     assert found.buffer_rank == 1
 
@@ -199,11 +203,15 @@ def test_a_gang_does_not_order_its_own_blocks() -> None:
 def test_blocks_share_equal_copies_in_the_same_way() -> None:
     shard = 4 * ROW
     base = pull(1)
-    steps = (Copy(Region("a", 0, 0, shard), Region("gather", 0, 0, shard)),
-             Copy(Region("gather", 0, 0, shard), Region("out", 0, 0, shard)))
+    steps = (
+        Copy(Region("a", 0, 0, shard), Region("gather", 0, 0, shard)),
+        Copy(Region("gather", 0, 0, shard), Region("out", 0, 0, shard)),
+    )
     plan = replace(base, ranks=((Launch("copy", 0, (Role("copy", "blocks", 4, steps),)),),))
     assert verify(plan, cache=None).ok
-    halves = tuple(Copy(Region("gather", 0, at, shard // 2), Region("out", 0, at, shard // 2)) for at in (0, shard // 2))
+    halves = tuple(
+        Copy(Region("gather", 0, at, shard // 2), Region("out", 0, at, shard // 2)) for at in (0, shard // 2)
+    )
     refused(replace(base, ranks=((Launch("copy", 0, (Role("copy", "blocks", 4, (steps[0], *halves)),)),),)), "race")
 
 
@@ -291,6 +299,38 @@ def test_steps_are_numbered_as_in_the_plan() -> None:
     plan = chunked(2)
     numbers = [place.step for place, _, _ in places(plan) if place.rank == 1]
     assert numbers == [number for number, _, _, _ in plan.steps_of(1)]
+
+
+def uneven(rows: tuple[int, int]) -> Plan:
+    """all_gather of two shards of different length, pushed straight to the outputs' own side."""
+    first = fused_push(2)
+    starts = (0, rows[0] * ROW, sum(rows) * ROW)
+    ranks = []
+    for rank in range(2):
+        size, other = rows[rank] * ROW, rows[1 - rank] * ROW
+        steps = (
+            Copy(Region("a", rank, 0, size), Region("gather", 1 - rank, starts[rank], size)),
+            Signal(1 - rank, 0),
+            Copy(Region("a", rank, 0, size), Region("out", rank, starts[rank], size)),
+            Wait(0, 1),
+            Copy(Region("gather", rank, starts[1 - rank], other), Region("out", rank, starts[1 - rank], other)),
+        )
+        ranks.append((Launch("copy", 0, (Role("copy", "blocks", 1, steps),)),))
+    made = (
+        Buffer("a", "input", max(rows) * ROW),
+        Buffer("gather", "workspace", starts[2], True, 2),
+        Buffer("out", "output", starts[2]),
+    )
+    return replace(first, buffers=made, ranks=tuple(ranks), goal=Goal("a", "out", starts, ROW, ROW, False))
+
+
+def test_uneven_shards() -> None:
+    plan = uneven((3, 1))
+    assert verify(plan, cache=None).ok
+    # Rank 1's buffer is longer than its shard: what lies behind it is nobody's row.
+    longer = Copy(Region("a", 1, 2 * ROW, ROW), Region("gather", 0, 3 * ROW, ROW))
+    found = refused(edit(plan, 1, 0, lambda copy: [longer]), "data_flow")
+    assert (found.rank, found.step, found.buffer) == (1, 0, "a")
 
 
 def test_limits_are_stated() -> None:

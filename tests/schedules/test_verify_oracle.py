@@ -14,9 +14,15 @@ from tilescale.schedules.protocol import protocol_digest
 from tilescale.schedules.verify import check_protocol
 
 BASES = {
-    "two blocks": fused_push(2, comm=2, compute=2), "three blocks": fused_push(2, comm=3, compute=1),
-    "two chunks": fused_push(2, chunks=2, comm=1, compute=2), "pull": pull(2), "one puller": pull(2, blocks=1),
-    "symmetric": pull(2, staged=False), "ring of blocks": ring(2, blocks=2), "ring": ring(3), "streams": chunked(2, 1),
+    "two blocks": fused_push(2, comm=2, compute=2),
+    "three blocks": fused_push(2, comm=3, compute=1),
+    "two chunks": fused_push(2, chunks=2, comm=1, compute=2),
+    "pull": pull(2),
+    "one puller": pull(2, blocks=1),
+    "symmetric": pull(2, staged=False),
+    "ring of blocks": ring(2, blocks=2),
+    "ring": ring(3),
+    "streams": chunked(2, 1),
 }
 STATES = 6000
 

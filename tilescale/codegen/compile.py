@@ -17,6 +17,8 @@ from tilescale.errors import CompileError
 from tilescale.processes.frames import Message
 from tilescale.processes.pool import Job, Lost, Pool
 
+__all__ = ["Binary", "CompileFailure", "Compiler", "Source", "compile_text", "headers_digest"]
+
 INCLUDE = Path(__file__).parent / "include"
 ARCH = "sm_90a"
 OPTIONS = ("-std=c++17", "--ptxas-options=-v")

@@ -27,7 +27,7 @@ Op = Annotated[str | None, typer.Option("--op", help="Instead of a recipe: ag_ge
 Dtype = Annotated[str, typer.Option("--dtype", help="With --op.")]
 Ranks = Annotated[int | None, typer.Option("--ranks", help=f"With --op; {DEFAULT_RANKS} if left out.")]
 TopologyName = Annotated[
-    str | None, typer.Option("--topology", help=f"NAME, scale_model:NAME, shared_gpu, or FILE.toml; {DEFAULT_TOPOLOGY}.")
+    str | None, typer.Option("--topology", help=f"NAME, scale_model:NAME, shared_gpu or FILE.toml; {DEFAULT_TOPOLOGY}.")
 ]
 Workload = Annotated[str | None, typer.Option("--workload", "-w", help="One workload of the recipe.")]
 RecipeFile = Annotated[Path | None, typer.Argument(help="A recipe (TOML).", show_default=False)]

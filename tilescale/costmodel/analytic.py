@@ -35,7 +35,12 @@ def predict(spec: Spec, schedule: Schedule, plan: Plan | None = None, parameters
 
         plan = lower(spec, schedule)
     timeline = simulate(plan, costs(spec, schedule, parameters))
-    errors = {"launch": parameters.launch_error, "compute": parameters.compute_error, "copy": parameters.copy_error,
-              "link": parameters.link_error, "sync": parameters.sync_error}
+    errors = {
+        "launch": parameters.launch_error,
+        "compute": parameters.compute_error,
+        "copy": parameters.copy_error,
+        "link": parameters.link_error,
+        "sync": parameters.sync_error,
+    }
     half = sum(us * errors[name] for name, us in timeline.parts)
     return Prediction(timeline.us, max(0.0, timeline.us - half), timeline.us + half, timeline.parts)

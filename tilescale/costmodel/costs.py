@@ -97,8 +97,9 @@ class Costs:
         return max(compute, moved / 1e3 / self.hbm_gbps)
 
 
-def _library_waves_us(m: int, n: int, k: int, itemsize: int, out_itemsize: int, sms: int, sm_tflops: float,
-                      p: Parameters) -> list[float]:
+def _library_waves_us(
+    m: int, n: int, k: int, itemsize: int, out_itemsize: int, sms: int, sm_tflops: float, p: Parameters
+) -> list[float]:
     found = []
     for block_m, block_n in LIBRARY_TILES:
         waves = -(-(-(-m // block_m) * -(-n // block_n)) // max(1, sms))
@@ -108,8 +109,9 @@ def _library_waves_us(m: int, n: int, k: int, itemsize: int, out_itemsize: int, 
 
 
 @lru_cache(maxsize=4096)
-def _tile_us(tile: tuple[int, int, int, int], k: int, itemsize: int, out_itemsize: int, sm_tflops: float,
-             p: Parameters) -> float:
+def _tile_us(
+    tile: tuple[int, int, int, int], k: int, itemsize: int, out_itemsize: int, sm_tflops: float, p: Parameters
+) -> float:
     """Fill of the pipeline, then the slowest of multiplying, loading, and latency over stages, then the stores."""
     block_m, block_n, block_k, stages = tile
     multiply = 2 * block_m * block_n * block_k / (sm_tflops * 1e6)
@@ -120,13 +122,19 @@ def _tile_us(tile: tuple[int, int, int, int], k: int, itemsize: int, out_itemsiz
 
 
 def costs(spec: Spec, schedule: Schedule, parameters: Parameters = DEFAULT) -> Costs:
-    """Costs of a schedule's steps on the topology of `spec`. On a scale model the link already carries the rank's share."""
+    """Costs of a schedule's steps on the topology of `spec`, whose link already carries the rank's share of a scale model."""
     topology, gpu = spec.topology, spec.topology.gpu
     shared = 1 if topology.kind == "real" else topology.ranks
     rate = gpu.rate_tflops(spec.inputs[0].dtype) if spec.operation.compute == "gemm" else 1.0
     block = parameters.tma_block_gbps if schedule.transport == "tma" else parameters.copy_block_gbps
     return Costs(
-        parameters, sm_tflops=rate / gpu.sms, sm_share=topology.sm_share, hbm_gbps=gpu.hbm_gbps / shared,
-        link_gbps=topology.link.gbps, link_latency_us=topology.link.latency_us,
-        copy_engines=max(1, gpu.copy_engines // shared), block_gbps=block,
-        tile=(schedule.block_m or 128, schedule.block_n or 256, schedule.block_k or 64, schedule.num_stages or 4))
+        parameters,
+        sm_tflops=rate / gpu.sms,
+        sm_share=topology.sm_share,
+        hbm_gbps=gpu.hbm_gbps / shared,
+        link_gbps=topology.link.gbps,
+        link_latency_us=topology.link.latency_us,
+        copy_engines=max(1, gpu.copy_engines // shared),
+        block_gbps=block,
+        tile=(schedule.block_m or 128, schedule.block_n or 256, schedule.block_k or 64, schedule.num_stages or 4),
+    )

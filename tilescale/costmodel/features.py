@@ -29,15 +29,24 @@ def features(spec: Spec, schedule: Schedule, prediction: Prediction | None = Non
 def _problem(spec: Spec) -> dict[str, float]:
     operand, output = spec.inputs[0], spec.output
     rows, columns = operand.local_shape(0, spec.world)[0], output.local_shape(0, spec.world)[-1]
-    return {"log_rows": log2(max(1, rows)), "log_columns": log2(max(1, columns)), "log_flops": log2(1 + spec.flops),
-            "log_link_bytes": log2(1 + spec.link_bytes), "itemsize": float(operand.itemsize)}
+    return {
+        "log_rows": log2(max(1, rows)),
+        "log_columns": log2(max(1, columns)),
+        "log_flops": log2(1 + spec.flops),
+        "log_link_bytes": log2(1 + spec.link_bytes),
+        "itemsize": float(operand.itemsize),
+    }
 
 
 def _machine(spec: Spec) -> dict[str, float]:
     topology = spec.topology
     kinds = {f"topology_{kind}": float(topology.kind == kind) for kind in ("real", "scale_model", "shared_gpu")}
-    return kinds | {"world": float(topology.world), "sm_share": float(topology.sm_share),
-                    "log_link_gbps": log2(topology.link.gbps), "log_hbm_gbps": log2(topology.gpu.hbm_gbps)}
+    return kinds | {
+        "world": float(topology.world),
+        "sm_share": float(topology.sm_share),
+        "log_link_gbps": log2(topology.link.gbps),
+        "log_hbm_gbps": log2(topology.gpu.hbm_gbps),
+    }
 
 
 def _knobs(schedule: Schedule) -> dict[str, float]:

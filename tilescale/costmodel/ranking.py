@@ -20,6 +20,6 @@ class Ranked:
 
 
 def rank(spec: Spec, schedules: Iterable[Schedule], parameters: Parameters = DEFAULT) -> tuple[Ranked, ...]:
-    """Schedules, fastest predicted first; equal predictions in the order of digests, so the order of input is no matter."""
+    """Schedules, fastest predicted first, equal predictions by digest: the order of input does not matter."""
     ranked = [Ranked(schedule, predict(spec, schedule, parameters=parameters)) for schedule in schedules]
     return tuple(sorted(ranked, key=lambda r: (r.prediction.us, r.schedule.digest)))

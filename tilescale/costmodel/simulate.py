@@ -122,8 +122,11 @@ class _Simulation:
         if self.waiting:
             stuck = next(w for walkers in self.waiters.values() for w in walkers)
             node = self.nodes[stuck.node]
-            raise PlanError("every wait is met", f"rank {node.rank} launch {node.launch.name} role {stuck.role.name}",
-                            "verify the plan")
+            raise PlanError(
+                "every wait is met",
+                f"rank {node.rank} launch {node.launch.name} role {stuck.role.name}",
+                "verify the plan",
+            )
         parts = tuple(zip(PARTS, self.last, strict=True))
         return Timeline(self.end, tuple(self.ends), parts, tuple(self.sent))
 
@@ -206,8 +209,13 @@ class _Simulation:
         travel = self.costs.link_latency_us if step.rank != rank else 0.0
         path = list(walker.path)
         path[SYNC] += travel
-        self._push(walker.time + travel, None, step.rank * self.plan.counters + step.counter,
-                   step.value * walker.role.blocks, path)
+        self._push(
+            walker.time + travel,
+            None,
+            step.rank * self.plan.counters + step.counter,
+            step.value * walker.role.blocks,
+            path,
+        )
 
     def _copy(self, walker: _Walker, step: Copy, rank: int) -> None:
         size, costs = step.src.size, self.costs

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 
-from tilescale.codegen.program import COUNTER_BYTES, Program, Slot, aligned
+from tilescale.codegen.program import Program, Slot, aligned
 from tilescale.codegen.table import STATE
 from tilescale.deploy.driver import Driver
 from tilescale.errors import BundleError, TilescaleError
@@ -38,11 +38,12 @@ class SymmetricMemory:
             handles = agree(exchange, self._allocate)
             sizes = sorted({_SIZE.unpack_from(handle)[0] for handle in handles})
             if sizes != [size]:
-                raise BundleError("all ranks load the same operation", f"workspaces of {sizes} bytes", "load one bundle")
+                actual = f"workspaces of {sizes} bytes"
+                raise BundleError("all ranks load the same operation", actual, "load one bundle")
             self.addresses: tuple[int, ...] = ()
             agree(exchange, lambda: self._open([handle[_SIZE.size :] for handle in handles]))
         except BaseException:
-            self._release()
+            self.release()
             raise
 
     def _allocate(self) -> bytes:
@@ -70,16 +71,18 @@ class SymmetricMemory:
     def close(self) -> None:
         """Free it, collectively and at most once: no rank frees what another still has open."""
         if self._own:
-            self._close_peers()
-            self._exchange(b"")
-            self._release()
+            try:
+                self._close_peers()
+                self._exchange(b"")
+            finally:
+                self.release()
 
     def _close_peers(self) -> None:
         while self._opened:
             self._driver.close_memory(self._opened.pop())
 
-    def _release(self) -> None:
-        """Without the other ranks, where they cannot be waited for."""
+    def release(self) -> None:
+        """Free it without the other ranks, where they fail too or cannot be waited for."""
         self._close_peers()
         if self._own:
             self._driver.free(self._own)
@@ -146,9 +149,10 @@ class Workspace:
     def read_state(self) -> bytes:
         return self._driver.download(self.state, STATE.size)
 
-    def read_counters(self) -> bytes:
-        """The own counters, for a report."""
-        return self._driver.download(self.counters[self.rank], self._program.counters * COUNTER_BYTES)
-
     def close(self) -> None:
+        """Collective."""
         self.memory.close()
+
+    def release(self) -> None:
+        """Not collective: for failures."""
+        self.memory.release()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tilescale.schedules.footprint import counter_totals
 from tilescale.schedules.plan import Copy, Gemm, Launch, Plan, Signal, Wait
 from tilescale.schedules.story import Place
 
@@ -68,7 +69,7 @@ class Model:
         self.plan = plan
         self.calls = calls
         self.agents: list[Agent] = []
-        self.totals: list[int] = [t for rank in range(plan.world) for t in plan.counter_totals(rank)]
+        self.totals: list[int] = [total for totals in counter_totals(plan) for total in totals]
         self.names: list[str] = []
         for rank in range(plan.world):
             _RankBuilder(self, rank).build()
@@ -167,7 +168,9 @@ class _RankBuilder:
             elif isinstance(step, Wait):
                 agent.add(self.rank * self.plan.counters + step.counter, step.value, 0, source)
             else:
-                agent.work.append(Work(len(agent.operations), number + offset, step, launch.name, role.name, role.blocks))
+                agent.work.append(
+                    Work(len(agent.operations), number + offset, step, launch.name, role.name, role.blocks)
+                )
         if self._observed(launch):
             agent.add(self.done[launch.name], 1, role.blocks, end)
 

@@ -27,6 +27,9 @@ class Value(NamedTuple):
     call: int
 
 
+Piece = tuple[int, int, Value]
+
+
 class Contents:
     """What one version of one buffer holds: disjoint pieces, sorted; bytes in no piece were never written."""
 
@@ -35,7 +38,7 @@ class Contents:
         self.highs: list[int] = []
         self.values: list[Value] = []
 
-    def pieces(self, low: int, high: int) -> Iterator[tuple[int, int, Value]]:
+    def pieces(self, low: int, high: int) -> Iterator[Piece]:
         """The known pieces of [low, high), cut to it."""
         index = bisect_right(self.highs, low)
         while index < len(self.lows) and self.lows[index] < high:
@@ -95,7 +98,11 @@ class DataFlow:
         return None
 
     def _contents(self, rank: int, buffer: str, call: int) -> Contents:
-        return self.memory.setdefault((rank, buffer, call % self.versions[buffer]), Contents())
+        key = (rank, buffer, call % self.versions[buffer])
+        contents = self.memory.get(key)
+        if contents is None:
+            contents = self.memory[key] = Contents()
+        return contents
 
     def _caller(self, rank: int, call: int) -> Counterexample | None:
         problem = self._outputs(rank, call - 1) if call else None
@@ -120,61 +127,84 @@ class DataFlow:
                 wanted = value == Value(kind, 0, call) if buffer.name == self.goal.output else value.call == call
                 if not wanted:
                     return Counterexample(
-                        "data_flow", f"output {buffer.name} of rank {rank} must hold {_say(Value(kind, 0, call), low, high)}; "
-                        f"it holds {_say(value, low, high)}", (Place(rank, CALLER, call=call),), buffer.name, rank, low,
-                        high - low)
+                        "data_flow",
+                        f"output {buffer.name} of rank {rank} must hold {_say(Value(kind, 0, call), low, high)}; "
+                        f"it holds {_say(value, low, high)}",
+                        (Place(rank, CALLER, call=call),),
+                        buffer.name,
+                        rank,
+                        low,
+                        high - low,
+                    )
         return None
 
     def _step(self, rank: int, work: Work, call: int) -> Counterexample | None:
         step = work.step
         if isinstance(step, Gemm):
             return self._gemm(rank, work, step, call)
-        problem = self._readable(rank, work, step.src, call)
-        if problem is not None:
-            return problem
+        pieces = self._read(step.src, call)
+        if not _filled(pieces, step.src, call):
+            return self._unwritten(rank, work, step.src, call)
         offset = step.dst.offset - step.src.offset
         target = self._contents(step.dst.rank, step.dst.buffer, call)
-        pieces = list(self._contents(step.src.rank, step.src.buffer, call).pieces(step.src.offset, step.src.end))
         for low, high, value in pieces:
             shift = value.shift - offset if value.kind != OTHER else 0
             target.write(low + offset, high + offset, Value(value.kind, shift, value.call))
         return None
 
     def _gemm(self, rank: int, work: Work, step: Gemm, call: int) -> Counterexample | None:
-        problem = self._readable(rank, work, step.a, call) or self._readable(rank, work, step.b, call)
-        if problem is not None:
-            return problem
+        pieces, local = self._read(step.a, call), self._read(step.b, call)
+        for region, found in ((step.a, pieces), (step.b, local)):
+            if not _filled(found, region, call):
+                return self._unwritten(rank, work, region, call)
+        if local[0][2].kind != OTHER:
+            return self._refuse(rank, work, call, step.b, "must multiply by the local operand")
         row, out_row = self.goal.row_bytes, self.goal.output_row_bytes
         target = self._contents(step.out.rank, step.out.buffer, call)
-        for low, high, value in list(self._contents(step.a.rank, step.a.buffer, call).pieces(step.a.offset, step.a.end)):
+        for low, high, value in pieces:
             first, last = low - step.a.offset, high - step.a.offset
             if value.kind != OPERAND or first % row or last % row or (low + value.shift) % row:
-                return self._refuse(rank, work, call, step.a, f"must read whole rows of the operand; it reads "
-                                    f"{_say(value, low, high)}")
+                return self._refuse(
+                    rank, work, call, step.a, "must read whole rows of the operand; it reads " + _say(value, low, high)
+                )
             begin = step.out.offset + first // row * out_row
             shift = (low + value.shift) // row * out_row - begin
             target.write(begin, step.out.offset + last // row * out_row, Value(PRODUCT, shift, call))
-        b = next(iter(self._contents(step.b.rank, step.b.buffer, call).pieces(step.b.offset, step.b.end)))[2]
-        if b.kind != OTHER:
-            return self._refuse(rank, work, call, step.b, "must multiply by the local operand")
         return None
 
-    def _readable(self, rank: int, work: Work, region: Region, call: int) -> Counterexample | None:
-        """Every byte of `region` must have been written in this call."""
-        reached = region.offset
-        for low, high, value in self._contents(region.rank, region.buffer, call).pieces(region.offset, region.end):
-            if low > reached or value.call != call:
-                break
-            reached = high
-        if reached < region.end:
-            return self._refuse(rank, work, call, region, f"reads byte {reached} of {region.buffer} of rank {region.rank}, "
-                                "which was not written in this call")
-        return None
+    def _read(self, region: Region, call: int) -> list[Piece]:
+        return list(self._contents(region.rank, region.buffer, call).pieces(region.offset, region.end))
+
+    def _unwritten(self, rank: int, work: Work, region: Region, call: int) -> Counterexample:
+        return self._refuse(
+            rank,
+            work,
+            call,
+            region,
+            f"reads bytes of {region.buffer} of rank {region.rank} that were not written in this call",
+        )
 
     def _refuse(self, rank: int, work: Work, call: int, region: Region, message: str) -> Counterexample:
         place = Place(rank, work.launch, work.role, work.number, call, describe(work.step))
-        return Counterexample("data_flow", f"step {work.number} of rank {rank} {message}", (place,), region.buffer,
-                              region.rank, region.offset, region.size)
+        return Counterexample(
+            "data_flow",
+            f"step {work.number} of rank {rank} {message}",
+            (place,),
+            region.buffer,
+            region.rank,
+            region.offset,
+            region.size,
+        )
+
+
+def _filled(pieces: list[Piece], region: Region, call: int) -> bool:
+    """Whether every byte of the region was written in this call."""
+    reached = region.offset
+    for low, high, value in pieces:
+        if low > reached or value.call != call:
+            return False
+        reached = high
+    return reached >= region.end
 
 
 def _visits(model: Model, run: Run) -> Iterator[tuple[int, int]]:

@@ -16,7 +16,7 @@ def tell_deadlock(model: Model, run: Run) -> Counterexample:
     stuck = [a for a, pc in enumerate(run.pcs) if pc < len(model.programs[a])]
     coming: dict[int, int] = {}
     for agent in stuck:
-        for counter, amount, blocks in model.programs[agent][run.pcs[agent]:]:
+        for counter, amount, blocks in model.programs[agent][run.pcs[agent] :]:
             coming[counter] = coming.get(counter, 0) + amount * blocks
 
     def hopeless(agent: int) -> tuple[bool, bool, int]:
@@ -31,9 +31,15 @@ def tell_deadlock(model: Model, run: Run) -> Counterexample:
     own = counter < model.plan.world * model.plan.counters
     more = f"; {len(stuck) - 1} more agents are stuck" if len(stuck) > 1 else ""
     return Counterexample(
-        "deadlock", f"{_who(where[0])} waits for ever: {model.counter_name(counter)} reaches {found} of {wanted}{more}", where,
-        counter=counter % model.plan.counters if own else -1, counter_rank=counter // model.plan.counters if own else -1,
-        found=found, wanted=wanted, timeline=_about(model, run, stuck[0], counter) + f"\nnow for ever: {where[0]}")
+        "deadlock",
+        f"{_who(where[0])} waits for ever: {model.counter_name(counter)} reaches {found} of {wanted}{more}",
+        where,
+        counter=counter % model.plan.counters if own else -1,
+        counter_rank=counter // model.plan.counters if own else -1,
+        found=found,
+        wanted=wanted,
+        timeline=_about(model, run, stuck[0], counter) + f"\nnow for ever: {where[0]}",
+    )
 
 
 def tell_race(model: Model, race: Race) -> Counterexample:
@@ -46,10 +52,19 @@ def tell_race(model: Model, race: Race) -> Counterexample:
     places = (_place(model, x, call_x), _place(model, y, call_y))
     after = f"; {_who(places[1])} last waited for {wanted} on {model.counter_name(counter)}" if counter >= 0 else ""
     return Counterexample(
-        "race", f"nothing orders these two, {_verb(x)} and {_verb(y)} the same bytes{after}", places, race.buffer, race.rank,
-        race.low, race.high - race.low, counter % model.plan.counters if counter >= 0 else -1,
-        counter // model.plan.counters if counter >= 0 else -1, found, wanted,
-        timeline(model, run, until=(y.agent, reached)) + f"\nnow {places[1]}\nwhile still pending: {places[0]}")
+        "race",
+        f"nothing orders these two, {_verb(x)} and {_verb(y)} the same bytes{after}",
+        places,
+        race.buffer,
+        race.rank,
+        race.low,
+        race.high - race.low,
+        counter % model.plan.counters if counter >= 0 else -1,
+        counter // model.plan.counters if counter >= 0 else -1,
+        found,
+        wanted,
+        timeline(model, run, until=(y.agent, reached)) + f"\nnow {places[1]}\nwhile still pending: {places[0]}",
+    )
 
 
 def _last_wait(model: Model, run: Run, agent: int, position: int) -> tuple[int, int, int]:
@@ -80,8 +95,12 @@ def _place(model: Model, access: Access, call: int) -> Place:
 
 def _about(model: Model, run: Run, agent: int, counter: int, events: int = EVENTS) -> str:
     """The last operations of a stuck agent, and those on the counter that it waits for."""
-    lines = [str(model.place(other, operation)) for other, first, last in run.segments for operation in range(first, last)
-             if other == agent or model.programs[other][operation][0] == counter]
+    lines = [
+        str(model.place(other, operation))
+        for other, first, last in run.segments
+        for operation in range(first, last)
+        if other == agent or model.programs[other][operation][0] == counter
+    ]
     return "\n".join(lines[-events:])
 
 

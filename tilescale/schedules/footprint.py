@@ -1,8 +1,9 @@
-"""What each step reads and writes, and the checks of a plan that need no run: names, bounds, shapes, coverage."""
+"""What each step reads and writes, and the checks of a plan that need no run: names, bounds, shapes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 from tilescale.schedules.plan import Copy, Gemm, Launch, Plan, Region, Role, Signal, Step, Wait
@@ -12,8 +13,6 @@ ITEM_SIZES = (1, 2, 4, 8)
 ROLES = ("input", "output", "workspace")
 AGENTS = ("blocks", "copy_engine", "library")
 
-Intervals = list[tuple[int, int, Place]]
-
 
 def accesses(step: Step) -> tuple[tuple[Region, bool], ...]:
     """The regions a step touches, each with whether it writes it."""
@@ -22,6 +21,18 @@ def accesses(step: Step) -> tuple[tuple[Region, bool], ...]:
     if isinstance(step, Gemm):
         return ((step.a, False), (step.b, False), (step.out, True))
     return ()
+
+
+def counter_totals(plan: Plan) -> list[list[int]]:
+    """How much each counter of each rank grows in one call."""
+    totals = [[0] * plan.counters for _ in range(plan.world)]
+    for launches in plan.ranks:
+        for launch in launches:
+            for role in launch.roles:
+                for step in role.steps:
+                    if isinstance(step, Signal):
+                        totals[step.rank][step.counter] += step.value * role.blocks
+    return totals
 
 
 def describe(step: Step) -> str:
@@ -39,10 +50,10 @@ def _region(region: Region) -> str:
     return f"{region.buffer}[{region.offset}:{region.end}] of rank {region.rank}"
 
 
-def _refuse(rule: str, message: str, place: Place, region: Region | None = None, **more: int) -> Counterexample:
+def _refuse(rule: str, message: str, place: Place, region: Region | None = None) -> Counterexample:
     if region is None:
-        return Counterexample(rule, message, (place,), **more)
-    return Counterexample(rule, message, (place,), region.buffer, region.rank, region.offset, region.size, **more)
+        return Counterexample(rule, message, (place,))
+    return Counterexample(rule, message, (place,), region.buffer, region.rank, region.offset, region.size)
 
 
 def check_structure(plan: Plan) -> Counterexample | None:
@@ -50,8 +61,11 @@ def check_structure(plan: Plan) -> Counterexample | None:
     names = [b.name for b in plan.buffers]
     for buffer in plan.buffers:
         if buffer.role not in ROLES or buffer.versions not in (1, 2) or buffer.size < 0 or names.count(buffer.name) > 1:
-            return Counterexample("structure", f"buffer {buffer.name} must have its own name, a role of {ROLES}, one or two "
-                                  f"versions and a size; got {buffer}")
+            return Counterexample(
+                "structure",
+                f"buffer {buffer.name} must have its own name, a role of {ROLES}, one or two "
+                f"versions and a size; got {buffer}",
+            )
     problem = _check_goal(plan)
     if problem:
         return problem
@@ -69,15 +83,20 @@ def _check_goal(plan: Plan) -> Counterexample | None:
     goal = plan.goal
     roles = {b.name: b.role for b in plan.buffers}
     if roles.get(goal.operand) != "input" or roles.get(goal.output) != "output":
-        return Counterexample("structure", f"the goal's operand must be an input and its output an output; got {goal.operand} "
-                              f"and {goal.output}")
+        return Counterexample(
+            "structure",
+            f"the goal's operand must be an input and its output an output; got {goal.operand} and {goal.output}",
+        )
     starts = goal.starts
-    if len(starts) != plan.world + 1 or starts[0] != 0 or any(a > b for a, b in zip(starts, starts[1:], strict=False)):
+    if len(starts) != plan.world + 1 or starts[0] != 0 or any(a > b for a, b in pairwise(starts)):
         return Counterexample("structure", f"the goal needs one rising start a rank and the total; got {starts}")
     rows, rest = divmod(starts[-1], goal.row_bytes)
     if rest or any(s % goal.row_bytes for s in starts) or rows * goal.output_row_bytes != plan.buffer(goal.output).size:
-        return Counterexample("structure", f"the shards must be whole rows and the output one row for each; got {goal} and an "
-                              f"output of {plan.buffer(goal.output).size} bytes")
+        return Counterexample(
+            "structure",
+            f"the shards must be whole rows and the output one row for each; got {goal} and an "
+            f"output of {plan.buffer(goal.output).size} bytes",
+        )
     return None
 
 
@@ -87,13 +106,18 @@ def _check_launch(rank: int, launch: Launch, seen: set[str]) -> Counterexample |
         return _refuse("structure", f"two launches of rank {rank} are named {launch.name}", place)
     missing = sorted(set(launch.after) - seen)
     if missing:
-        return _refuse("structure", f"a launch can only come after earlier launches of its rank; {missing} are not", place)
+        return _refuse(
+            "structure", f"a launch can only come after earlier launches of its rank; {missing} are not", place
+        )
     if not launch.roles or len({role.agent for role in launch.roles}) != 1 or launch.agent not in AGENTS:
         return _refuse("structure", f"the roles of a launch must share one agent of {AGENTS}", place)
     for role in launch.roles:
         if role.blocks < 1 or (role.agent != "blocks" and role.blocks != 1):
-            return _refuse("structure", f"a role has at least one block, a copy engine or library call exactly one; got "
-                           f"{role.blocks}", Place(rank, launch.name, role.name))
+            return _refuse(
+                "structure",
+                f"a role has at least one block, a copy engine or library call exactly one; got {role.blocks}",
+                Place(rank, launch.name, role.name),
+            )
     return None
 
 
@@ -108,25 +132,48 @@ def check_steps(plan: Plan) -> Counterexample | None:
     """Bounds, peer visibility, ranks, counters, and shapes of every step."""
     buffers = {b.name: b for b in plan.buffers}
     checks: dict[type, Callable[[Plan, int, Any], tuple[str, str] | None]] = {
-        Copy: _check_copy, Gemm: _check_gemm, Signal: _check_signal, Wait: _check_wait}
+        Copy: _check_copy,
+        Gemm: _check_gemm,
+        Signal: _check_signal,
+        Wait: _check_wait,
+    }
     for rank in range(plan.world):
         for number, launch, role, step in plan.steps_of(rank):
             for region, write in accesses(step):
                 buffer = buffers.get(region.buffer)
-                if (buffer is None or not 0 <= region.rank < plan.world or region.offset < 0 or region.size <= 0
-                        or region.end > buffer.size):
-                    return _refuse("bounds", f"{_region(region)} is not inside a buffer"
-                                   + (f" of {buffer.size} bytes" if buffer else " of the plan"),
-                                   _place(rank, number, launch, role, step), region)
+                if (
+                    buffer is None
+                    or not 0 <= region.rank < plan.world
+                    or region.offset < 0
+                    or region.size <= 0
+                    or region.end > buffer.size
+                ):
+                    return _refuse(
+                        "bounds",
+                        f"{_region(region)} is not inside a buffer"
+                        + (f" of {buffer.size} bytes" if buffer else " of the plan"),
+                        _place(rank, number, launch, role, step),
+                        region,
+                    )
                 if region.rank != rank and not buffer.peer_visible:
-                    return _refuse("visibility", f"rank {rank} uses {region.buffer} of rank {region.rank}, which is not "
-                                   "visible to peers", _place(rank, number, launch, role, step), region)
+                    return _refuse(
+                        "visibility",
+                        f"rank {rank} uses {region.buffer} of rank {region.rank}, which is not visible to peers",
+                        _place(rank, number, launch, role, step),
+                        region,
+                    )
                 if write and buffer.role == "input":
-                    return _refuse("structure", f"only the caller writes the input {region.buffer}",
-                                   _place(rank, number, launch, role, step), region)
+                    return _refuse(
+                        "structure",
+                        f"only the caller writes the input {region.buffer}",
+                        _place(rank, number, launch, role, step),
+                        region,
+                    )
             clash = _overlapping(step)
             if clash is not None:
-                return _refuse("race", "a step writes bytes that it also reads", _place(rank, number, launch, role, step), clash)
+                return _refuse(
+                    "race", "a step writes bytes that it also reads", _place(rank, number, launch, role, step), clash
+                )
             problem = checks[type(step)](plan, rank, step)
             if problem:
                 rule, text = problem
@@ -157,7 +204,10 @@ def _check_copy(plan: Plan, rank: int, step: Copy) -> tuple[str, str] | None:
 
 def _check_signal(plan: Plan, rank: int, step: Signal) -> tuple[str, str] | None:
     if not 0 <= step.counter < plan.counters or not 0 <= step.rank < plan.world or step.value < 1:
-        return "structure", f"a signal adds at least 1 to one of {plan.counters} counters of {plan.world} ranks; got {step}"
+        return (
+            "structure",
+            f"a signal adds at least 1 to one of {plan.counters} counters of {plan.world} ranks; got {step}",
+        )
     return None
 
 
@@ -170,71 +220,17 @@ def _check_wait(plan: Plan, rank: int, step: Wait) -> tuple[str, str] | None:
 def _check_gemm(plan: Plan, rank: int, step: Gemm) -> tuple[str, str] | None:
     goal, (m, n, k) = plan.goal, (step.m, step.n, step.k)
     if min(m, n, k) < 1 or step.a.size != m * goal.row_bytes or step.out.size != m * goal.output_row_bytes:
-        return "gemm_shape", (f"a and out must be {m} rows of {goal.row_bytes} and {goal.output_row_bytes} bytes; got "
-                              f"{step.a.size} and {step.out.size} bytes")
+        return "gemm_shape", (
+            f"a and out must be {m} rows of {goal.row_bytes} and {goal.output_row_bytes} bytes; got "
+            f"{step.a.size} and {step.out.size} bytes"
+        )
     fits = goal.row_bytes % k == 0 and goal.row_bytes // k in ITEM_SIZES
     fits = fits and goal.output_row_bytes % n == 0 and goal.output_row_bytes // n in ITEM_SIZES
     if not fits or step.b.size * m != step.a.size * n:
-        return "gemm_shape", (f"rows of {goal.row_bytes} and {goal.output_row_bytes} bytes and b of {step.b.size} bytes do "
-                              f"not fit m {m}, n {n}, k {k}")
+        return "gemm_shape", (
+            f"rows of {goal.row_bytes} and {goal.output_row_bytes} bytes and b of {step.b.size} bytes do "
+            f"not fit m {m}, n {n}, k {k}"
+        )
     if step.b.rank != rank:
         return "gemm_shape", f"b must be the operand of rank {rank}; got rank {step.b.rank}"
-    return None
-
-
-def check_coverage(plan: Plan) -> Counterexample | None:
-    """Every output byte of every rank is written exactly once a call, and nothing is read that nothing writes."""
-    writes: dict[tuple[int, str], Intervals] = {}
-    reads: dict[tuple[int, str], Intervals] = {}
-    roles = {b.name: b.role for b in plan.buffers}
-    for place, _, step in places(plan):
-        for region, write in accesses(step):
-            if roles[region.buffer] != "input":
-                table = writes if write else reads
-                table.setdefault((region.rank, region.buffer), []).append((region.offset, region.end, place))
-    for rank in range(plan.world):
-        for buffer in plan.buffers:
-            if buffer.role == "output":
-                problem = _exactly_once(rank, buffer.name, buffer.size, writes.get((rank, buffer.name), []))
-                if problem:
-                    return problem
-    for (rank, name), wanted in sorted(reads.items()):
-        problem = _all_written(rank, name, wanted, writes.get((rank, name), []))
-        if problem:
-            return problem
-    return None
-
-
-def _exactly_once(rank: int, name: str, size: int, writes: Intervals) -> Counterexample | None:
-    reached, last = 0, Place(rank)
-    for low, high, place in sorted(writes, key=lambda w: w[:2]):
-        if low > reached:
-            return Counterexample("coverage", f"nothing writes bytes {reached} to {low} of output {name} of rank {rank}",
-                                  (Place(rank),), name, rank, reached, low - reached)
-        if low < reached:
-            return Counterexample("coverage", f"output {name} of rank {rank} is written twice in one call", (place, last),
-                                  name, rank, low, min(high, reached) - low)
-        reached, last = high, place
-    if reached < size:
-        return Counterexample("coverage", f"nothing writes bytes {reached} to {size} of output {name} of rank {rank}",
-                              (Place(rank),), name, rank, reached, size - reached)
-    return None
-
-
-def _all_written(rank: int, name: str, reads: Intervals, writes: Intervals) -> Counterexample | None:
-    merged: list[list[int]] = []
-    for low, high, _ in sorted(writes, key=lambda w: w[:2]):
-        if merged and low <= merged[-1][1]:
-            merged[-1][1] = max(merged[-1][1], high)
-        else:
-            merged.append([low, high])
-    index = 0
-    for low, high, place in sorted(reads, key=lambda r: r[:2]):
-        while index < len(merged) and merged[index][1] <= low:
-            index += 1
-        covered = index < len(merged) and merged[index][0] <= low
-        if not covered or merged[index][1] < high:
-            gap = merged[index][1] if covered else low
-            return Counterexample("data_flow", f"nothing writes byte {gap} of {name} of rank {rank}, which is read",
-                                  (place,), name, rank, low, high - low)
     return None

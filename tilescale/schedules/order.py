@@ -101,7 +101,7 @@ def needs(model: Model, agent: int) -> npt.NDArray[np.int32]:
     for done, operation in enumerate(block, start=1):
         for other, first, last in machine.drain(_advance(machine, operation)):
             begin = base[other] + first + 1
-            need[begin:base[other] + last + 1] = [done] * (last - first)
+            need[begin : base[other] + last + 1] = [done] * (last - first)
     return np.array(need, dtype=np.int32)
 
 
@@ -116,8 +116,9 @@ def _split(model: Model, agent: int) -> tuple[_Machine, Program]:
 
 def _rest(program: Program) -> Program:
     # An operation of one block is the stopped block's own: the rest goes past it without adding anything.
-    return [(counter, amount * (blocks - 1), 1) if blocks else (counter, amount, 0)
-            for counter, amount, blocks in program]
+    return [
+        (counter, amount * (blocks - 1), 1) if blocks else (counter, amount, 0) for counter, amount, blocks in program
+    ]
 
 
 def _advance(machine: _Machine, operation: Operation) -> list[int]:

@@ -9,15 +9,32 @@ import hashlib
 import json
 import os
 import tempfile
+from collections import OrderedDict
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
+from tilescale.schedules.plan import Plan
 from tilescale.schedules.story import Stats
 
+Identity = tuple[object, ...]
+RECENT = 128  # plans
+
 # The files that decide what a proof means: a change of any of them makes all kept proofs void.
-SOURCES = ("agents.py", "dataflow.py", "footprint.py", "order.py", "plan.py", "protocol.py", "proof_cache.py", "races.py",
-           "residency.py", "story.py", "verify.py")
+SOURCES = (
+    "agents.py",
+    "coverage.py",
+    "dataflow.py",
+    "footprint.py",
+    "order.py",
+    "plan.py",
+    "protocol.py",
+    "proof_cache.py",
+    "races.py",
+    "residency.py",
+    "story.py",
+    "verify.py",
+)
 
 
 @cache
@@ -25,6 +42,15 @@ def verifier_digest() -> str:
     """16 hex digits of the verifier's own source."""
     room = Path(__file__).parent
     return hashlib.sha256(b"\0".join((room / name).read_bytes() for name in SOURCES)).hexdigest()[:16]
+
+
+def _identity(plan: Plan, calls: int) -> Identity:
+    # Lowering shares roles between schedules that differ only in their tiles, so roles are compared by identity. The
+    # cache holds the plan, which keeps its roles alive and their identities their own.
+    ranks = tuple(
+        (launch.name, launch.stream, launch.after, *map(id, launch.roles)) for rank in plan.ranks for launch in rank
+    )
+    return (calls, plan.buffers, plan.counters, plan.goal, plan.sm_share, tuple(map(len, plan.ranks)), ranks)
 
 
 class ProofCache:
@@ -37,6 +63,7 @@ class ProofCache:
     def __init__(self, directory: Path | None = None) -> None:
         self.directory = directory
         self.known: dict[tuple[str, int], Stats] = {}
+        self.recent: OrderedDict[Identity, tuple[Plan, str]] = OrderedDict()
 
     @classmethod
     def on_disk(cls) -> ProofCache:
@@ -59,6 +86,17 @@ class ProofCache:
         self.known[digest, calls] = stats
         if self.directory is not None:
             _write(self._path(self.directory, digest, calls), stats)
+
+    def digest_of(self, plan: Plan, calls: int) -> str | None:
+        """The protocol digest of a plan that has the very roles of a recent one, already checked for its sizes."""
+        found = self.recent.get(_identity(plan, calls))
+        return found[1] if found is not None else None
+
+    def remember(self, plan: Plan, calls: int, digest: str) -> None:
+        """Keep the digest of a plan whose sizes are right."""
+        self.recent[_identity(plan, calls)] = (plan, digest)
+        if len(self.recent) > RECENT:
+            self.recent.popitem(last=False)
 
     def _path(self, directory: Path, digest: str, calls: int) -> Path:
         return directory / verifier_digest() / f"{digest}-{calls}.json"

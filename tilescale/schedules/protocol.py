@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from math import gcd
 
 from tilescale import canon
-from tilescale.schedules.footprint import accesses
+from tilescale.schedules.footprint import accesses, counter_totals
 from tilescale.schedules.plan import Copy, Gemm, Plan, Region, Role, Signal, Step, Wait
 
 Form = tuple[object, ...]
@@ -31,13 +31,23 @@ def protocol(plan: Plan) -> Form:
     ranks = []
     for rank, launches in enumerate(plan.ranks):
         order = {launch.name: i for i, launch in enumerate(launches)}
-        ranks.append(tuple(
-            (launch.stream, tuple(order[name] for name in launch.after),
-             tuple(_role(role, units, numbers, free, rank) for role in launch.roles))
-            for launch in launches))
+        ranks.append(
+            tuple(
+                (
+                    launch.stream,
+                    tuple(order[name] for name in launch.after),
+                    tuple(_role(role, units, numbers, free, rank) for role in launch.roles),
+                )
+                for launch in launches
+            )
+        )
     buffers = tuple((b.role, b.versions, units.whole(b.name, b.size)) for b in plan.buffers)
-    goal = (numbers[plan.goal.operand], numbers[plan.goal.output], plan.goal.computes,
-            tuple(units.scale(plan.goal.operand, s) for s in plan.goal.starts))
+    goal = (
+        numbers[plan.goal.operand],
+        numbers[plan.goal.output],
+        plan.goal.computes,
+        tuple(units.scale(plan.goal.operand, s) for s in plan.goal.starts),
+    )
     return (plan.counters, buffers, goal, tuple(ranks))
 
 
@@ -56,7 +66,7 @@ class _Units:
             for region, _ in accesses(step):
                 if region.buffer not in self.local:
                     lengths += [(region.buffer, region.offset), (region.buffer, region.size)]
-        for name, length in lengths:
+        for name, length in set(lengths):  # any order gives the same grain
             whole, rest = divmod(length, rows[name])
             grain = gcd(grain, whole)
             if rest:
@@ -73,8 +83,12 @@ class _Units:
     def region(self, region: Region, numbers: dict[str, int]) -> Form:
         if region.buffer in self.local:
             return (numbers[region.buffer], region.rank)
-        return (numbers[region.buffer], region.rank, self.scale(region.buffer, region.offset),
-                self.scale(region.buffer, region.size))
+        return (
+            numbers[region.buffer],
+            region.rank,
+            self.scale(region.buffer, region.offset),
+            self.scale(region.buffer, region.size),
+        )
 
 
 def _steps(plan: Plan) -> Iterator[tuple[Role, Step]]:
@@ -87,7 +101,7 @@ def _steps(plan: Plan) -> Iterator[tuple[Role, Step]]:
 
 def _free_counters(plan: Plan) -> frozenset[tuple[int, int]]:
     """Counters that one step of one role signals once a call, and of which every wait wants all of it."""
-    totals = [plan.counter_totals(rank) for rank in range(plan.world)]
+    totals = counter_totals(plan)
     signals: dict[tuple[int, int], int] = {}
     partial: set[tuple[int, int]] = set()
     for rank, launches in enumerate(plan.ranks):
@@ -119,11 +133,14 @@ def _step(step: Step, units: _Units, numbers: dict[str, int], free: frozenset[tu
         return ("signal", step.rank, step.counter, 0 if (step.rank, step.counter) in free else step.value)
     if isinstance(step, Wait):
         return ("wait", step.counter, 0 if (rank, step.counter) in free else step.value)
-    return ("copy" if isinstance(step, Copy) else "gemm", *(units.region(region, numbers) for region, _ in accesses(step)))
+    return (
+        "copy" if isinstance(step, Copy) else "gemm",
+        *(units.region(region, numbers) for region, _ in accesses(step)),
+    )
 
 
 def rotates(plan: Plan) -> bool:
-    """Whether renaming every rank r to r + 1 (and counters and pieces of buffers along with it) maps the plan onto itself.
+    """Whether renaming rank r to r + 1, with its counters and pieces of buffers, maps the plan onto itself.
 
     Both forms name counters and pieces by their first use, seen from rank 0 and from rank 1; equal forms are such a
     renaming. A plan that is symmetric in a way this does not see is only checked more slowly.
@@ -177,6 +194,8 @@ def _seen_from(plan: Plan, pieces: Cuts, base: int) -> Form:
                     elif isinstance(step, Wait):
                         form += [names.setdefault((rank, step.counter), len(names)), -step.value]
                     else:
-                        form += [(region.buffer, (region.rank - base) % plan.world, cells(region))
-                                 for region, _ in accesses(step)]
+                        form += [
+                            (region.buffer, (region.rank - base) % plan.world, cells(region))
+                            for region, _ in accesses(step)
+                        ]
     return tuple(form)

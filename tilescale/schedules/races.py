@@ -53,13 +53,15 @@ def footprints(model: Model) -> Memory:
         for work in agent.work:
             for region, write in accesses(work.step):
                 memory.setdefault((region.rank, region.buffer), []).append(
-                    Access(index, work.position, region.offset, region.end, write, work))
+                    Access(index, work.position, region.offset, region.end, write, work)
+                )
         if agent.label == CALLER:
             for buffer in plan.buffers:
                 if buffer.role != "workspace":
                     written = buffer.role == "input"
                     memory.setdefault((agent.rank, buffer.name), []).append(
-                        Access(index, 0 if written else len(agent.operations), 0, buffer.size, written, None))
+                        Access(index, 0 if written else len(agent.operations), 0, buffer.size, written, None)
+                    )
     return memory
 
 
@@ -138,7 +140,7 @@ def _overlaps(model: Model, found: list[Access]) -> Iterator[tuple[Ints, Ints]]:
     writes = np.flatnonzero(np.array([a.write for a in found]))
     rows = max(1, CHUNK // max(1, len(found)))
     for start in range(0, len(writes), rows):
-        w = writes[start:start + rows]
+        w = writes[start : start + rows]
         overlap = (low[w][:, None] < high[None, :]) & (low[None, :] < high[w][:, None])
         i, ys = np.nonzero(overlap)
         xs = w[i]

@@ -77,9 +77,13 @@ class Counterexample:
     def __str__(self) -> str:
         lines = [f"{self.rule}: {self.message}", *(f"  {place}" for place in self.places)]
         if self.buffer:
-            lines.append(f"  bytes {self.offset} to {self.offset + self.size} of {self.buffer} of rank {self.buffer_rank}")
+            lines.append(
+                f"  bytes {self.offset} to {self.offset + self.size} of {self.buffer} of rank {self.buffer_rank}"
+            )
         if self.counter >= 0:
-            lines.append(f"  counter {self.counter} of rank {self.counter_rank}: wanted {self.wanted}, found {self.found}")
+            lines.append(
+                f"  counter {self.counter} of rank {self.counter_rank}: wanted {self.wanted}, found {self.found}"
+            )
         return "\n".join(lines)
 
 
@@ -109,4 +113,6 @@ class Proof:
         if self.counterexample is not None:
             return str(self.counterexample)
         s = self.stats
-        return f"proved: {s.operations} operations, {s.agents} agents, {s.pairs} conflicting pairs ordered ({self.digest})"
+        return (
+            f"proved: {s.operations} operations, {s.agents} agents, {s.pairs} conflicting pairs ordered ({self.digest})"
+        )

@@ -8,22 +8,24 @@ within limits. What it does not show is `LIMITS`.
 
 from __future__ import annotations
 
-from tilescale.schedules import footprint, residency
 from tilescale.schedules.agents import CALLS, Model
+from tilescale.schedules.coverage import check_coverage
 from tilescale.schedules.dataflow import DataFlow
 from tilescale.schedules.explain import tell_deadlock, tell_race
+from tilescale.schedules.footprint import check_steps, check_structure
 from tilescale.schedules.order import maximal
 from tilescale.schedules.plan import Plan
 from tilescale.schedules.proof_cache import ProofCache
 from tilescale.schedules.protocol import protocol_digest, rotates
 from tilescale.schedules.races import RaceCheck
+from tilescale.schedules.residency import check_counters, check_residency, check_resources
 from tilescale.schedules.story import Counterexample, Proof, Stats
 
 LIMITS = (
-    "Not covered by a proof: memory ordering below the stated rules (a signal publishes all earlier steps of its block, a "
-    "wait acquires them); the inside of a step (threads, pipelines, barriers, rounding); that the kernel text carries out "
-    "the plan (the emulator's conformance shows it); that streams of a rank really run side by side; that one call uses "
-    "the counters and buffers of a workspace at a time; more consecutive calls than three beyond the repetition they show."
+    "Not covered by a proof: memory ordering below the stated rules (a signal publishes all earlier steps of its block, "
+    "a wait acquires them); the inside of a step (threads, pipelines, rounding); that the kernel text carries out the "
+    "plan (the emulator's conformance shows it); that streams of a rank and their launches run side by side; more calls "
+    "than those unrolled; two calls at a time on one workspace."
 )
 
 MEMORY = ProofCache()
@@ -34,10 +36,14 @@ def verify(plan: Plan, calls: int = CALLS, cache: ProofCache | None = MEMORY) ->
 
     `cache`: known proofs by protocol digest (None: prove anew). Checks that depend on sizes are always made.
     """
-    problem = check_sizes(plan, calls)
+    digest = cache.digest_of(plan, calls) if cache is not None else None
+    problem = check_resources(plan) if digest is not None else check_sizes(plan, calls)
     if problem is not None:
         return Proof(False, problem, "")
-    digest = protocol_digest(plan)
+    if digest is None:
+        digest = protocol_digest(plan)
+        if cache is not None:
+            cache.remember(plan, calls, digest)
     known = cache.get(digest, calls) if cache is not None else None
     if known is not None:
         return Proof(True, None, digest, known)
@@ -49,8 +55,14 @@ def verify(plan: Plan, calls: int = CALLS, cache: ProofCache | None = MEMORY) ->
 
 def check_sizes(plan: Plan, calls: int = CALLS) -> Counterexample | None:
     """The checks that need no run, in the order in which later ones rely on earlier ones."""
-    return (footprint.check_structure(plan) or footprint.check_steps(plan) or residency.check_resources(plan)
-            or residency.check_residency(plan) or residency.check_counters(plan, calls) or footprint.check_coverage(plan))
+    return (
+        check_structure(plan)
+        or check_steps(plan)
+        or check_resources(plan)
+        or check_residency(plan)
+        or check_counters(plan, calls)
+        or check_coverage(plan)
+    )
 
 
 def check_protocol(plan: Plan, calls: int = CALLS) -> tuple[Counterexample | None, Stats]:

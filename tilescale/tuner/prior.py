@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Protocol
@@ -18,6 +20,11 @@ class Estimate(Protocol):
 
 
 Predictor = Callable[[Spec, Schedule], Estimate]
+Tile = tuple[int, ...]
+
+# Spaces up to this size are predicted whole; of larger ones, this many schedules beyond one a plan structure.
+EXACT = 1000
+_TILE = ("block_m", "block_n", "block_k", "num_stages", "raster_group")
 
 
 def analytic(spec: Spec, schedule: Schedule) -> Estimate:
@@ -28,11 +35,23 @@ def analytic(spec: Spec, schedule: Schedule) -> Estimate:
     return estimate
 
 
-class Prior:
-    """Predicted times of the schedules of a space, microseconds; each is computed once, when it is first asked for.
+def tile_of(schedule: Schedule) -> Tile:
+    """The knobs that only size the launches that multiply."""
+    return tuple(getattr(schedule, name) for name in _TILE)
 
-    Schedules are predicted in canonical order, in which those that share the structure of their plan are neighbours,
-    so that a plan is lowered once for all of them. `progress(done, total)` is called now and then.
+
+def structure_of(schedule: Schedule) -> tuple[object, ...]:
+    """The knobs that shape the plan: all others."""
+    return tuple(value for name, value in schedule.as_dict().items() if name not in _TILE)
+
+
+class Prior:
+    """Predicted times of the schedules of a space, microseconds.
+
+    `us` is exact (computed once, when first asked for). `times_us` and `ranked` cover the whole space in bounded work:
+    one schedule of every plan structure is predicted, then whole structures, the most promising first, up to `EXACT`
+    schedules; the rest is estimated from their structure's one and from what their tile changed elsewhere. What is
+    predicted depends on the space alone. `progress(done, total)` counts predictions.
     """
 
     def __init__(
@@ -41,11 +60,15 @@ class Prior:
         schedules: Sequence[Schedule],
         predictor: Predictor = analytic,
         progress: Callable[[int, int], None] | None = None,
+        exact: int = EXACT,
     ) -> None:
         self.spec = spec
         self.schedules = tuple(schedules)
+        self.predicted = 0
         self._predictor = predictor
         self._progress = progress
+        self._exact = exact
+        self._total = len(self.schedules)
         self._known: dict[Schedule, float] = {}
 
     def us(self, schedule: Schedule) -> float:
@@ -53,27 +76,67 @@ class Prior:
         value = self._known.get(schedule)
         if value is None:
             value = self._known[schedule] = float(self._predictor(self.spec, schedule).us)
+            self.predicted += 1
+            if self._progress and self.predicted % 32 == 0:
+                self._progress(self.predicted, max(self._total, self.predicted))
         return value
 
     @cached_property
     def times_us(self) -> tuple[float, ...]:
-        """The predicted time of every schedule, in the order of `schedules`."""
-        total = len(self.schedules)
-        times = []
-        for done, schedule in enumerate(self.schedules):
-            if self._progress and done % 64 == 0:
-                self._progress(done, total)
-            times.append(self.us(schedule))
-        if self._progress:
-            self._progress(total, total)
-        return tuple(times)
+        """A time for every schedule, in the order of `schedules`; exact where it was predicted."""
+        if len(self.schedules) <= self._exact:
+            return tuple(self.us(schedule) for schedule in self.schedules)
+        return self._estimated()
 
     @cached_property
     def ranked(self) -> tuple[Schedule, ...]:
-        """All schedules, the fastest predicted first; equals in canonical order."""
-        order = sorted(range(len(self.schedules)), key=lambda at: (self.times_us[at], at))
-        return tuple(self.schedules[at] for at in order)
+        """All schedules, the fastest by `times_us` first; equals in canonical order."""
+        times = self.times_us
+        return tuple(self.schedules[at] for at in sorted(range(len(times)), key=lambda at: (times[at], at)))
 
     def best_of(self, holds: Callable[[Schedule], bool]) -> Schedule | None:
-        """The fastest predicted schedule for which `holds`; None where there is none."""
+        """The first of `ranked` for which `holds`; None where there is none."""
         return next((schedule for schedule in self.ranked if holds(schedule)), None)
+
+    def _estimated(self) -> tuple[float, ...]:
+        groups: dict[tuple[object, ...], list[Schedule]] = {}
+        for schedule in self.schedules:
+            groups.setdefault(structure_of(schedule), []).append(schedule)
+        counts = Counter(tile_of(schedule) for members in groups.values() if len(members) > 1 for schedule in members)
+        usual = max(counts, key=lambda tile: (counts[tile], tile), default=())
+        self._total = min(len(self.schedules), len(groups) + self._exact)
+        first = {key: _member(members, usual) for key, members in groups.items()}
+        order = sorted(groups, key=lambda key: self.us(first[key]))  # stable: equals in canonical order
+        whole: list[list[Schedule]] = []
+        room = self._exact
+        for key in order:
+            if len(groups[key]) - 1 > room:
+                break
+            room -= len(groups[key]) - 1
+            whole.append(groups[key])
+        effects = self._effects(whole, usual)
+
+        def estimate(schedule: Schedule) -> float:
+            known = self._known.get(schedule)
+            if known is not None:
+                return known
+            model = first[structure_of(schedule)]
+            change = effects.get((schedule.overlap, tile_of(schedule)), 0.0)
+            return self.us(model) * math.exp(change - effects.get((model.overlap, tile_of(model)), 0.0))
+
+        return tuple(estimate(schedule) for schedule in self.schedules)
+
+    def _effects(self, whole: Sequence[Sequence[Schedule]], usual: Tile) -> dict[tuple[str, Tile], float]:
+        """Mean log ratio of the time with a tile to that with the usual one, by overlap, where both were predicted."""
+        logs: dict[tuple[str, Tile], list[float]] = {}
+        for members in whole:
+            times = {tile_of(schedule): self.us(schedule) for schedule in members}
+            for tile, time_us in times.items():
+                if usual in times:
+                    logs.setdefault((members[0].overlap, tile), []).append(math.log(time_us / times[usual]))
+        return {key: math.fsum(values) / len(values) for key, values in logs.items()}
+
+
+def _member(members: Sequence[Schedule], usual: Tile) -> Schedule:
+    """The member that stands for the others: that with the usual tile, else the one in the middle."""
+    return next((schedule for schedule in members if tile_of(schedule) == usual), members[len(members) // 2])

@@ -1,0 +1,104 @@
+"""`tilescale verify` and `tilescale emulate`: schedules shown right, or a counterexample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from tilescale.commands.bar import Bar
+from tilescale.commands.output import FAILED, show, show_json
+from tilescale.commands.selection import best_predicted, select, spread
+from tilescale.commands.target import AsJson, ScheduleText, Target, takes_targets
+
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many, spread evenly.")]
+
+
+@takes_targets
+def verify(
+    targets: Sequence[Target],
+    schedule: ScheduleText = None,
+    limit: Limit = None,
+    cached: Annotated[bool, typer.Option("--cache/--no-cache", help="Use and keep proofs on disk.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Prove the plans of all schedules (or of those named). Exit 1 at the first counterexample, which is printed."""
+    found = []
+    with Bar() as bar:
+        for target in targets:
+            found.append(_verify(target, spread(select(target, schedule), limit), cached, bar))
+            if found[-1]["counterexample"] is not None:
+                break
+    if as_json:
+        show_json({"workloads": found})
+    for facts in [] if as_json else found:
+        if facts["counterexample"] is None:
+            show(f"{facts['name']}: {facts['proved']} of {facts['schedules']} schedules proved, {facts['protocols']} protocols")
+        else:
+            show(f"{facts['name']}: counterexample after {facts['proved']} proved, schedule {facts['schedule']}\n"
+                 f"{facts['counterexample']}\n{facts['timeline']}".rstrip())
+    if found[-1]["counterexample"] is not None:
+        raise typer.Exit(FAILED)
+
+
+def _verify(target: Target, schedules: Sequence[Any], cached: bool, bar: Bar) -> dict[str, Any]:
+    from tilescale.schedules.lower import lower
+    from tilescale.schedules.proof_cache import ProofCache
+    from tilescale.schedules.verify import verify as prove
+
+    cache = ProofCache.on_disk() if cached else ProofCache()
+    protocols: set[str] = set()
+    facts: dict[str, Any] = {"name": target.name, "label": target.spec.label, "schedules": len(schedules), "proved": 0,
+                             "protocols": 0, "counterexample": None}
+    for done, schedule in enumerate(schedules):
+        bar.update(f"verifying {target.name}", done, len(schedules), f"{len(protocols)} protocols")
+        proof = prove(lower(target.spec, schedule), cache=cache)
+        if proof.counterexample is not None:
+            return {**facts, "proved": done, "protocols": len(protocols), "counterexample": str(proof.counterexample),
+                    "timeline": proof.counterexample.timeline, "schedule": f"{schedule.digest} ({schedule.label})"}
+        protocols.add(proof.digest)
+    return {**facts, "proved": len(schedules), "protocols": len(protocols)}
+
+
+@takes_targets
+def emulate(
+    targets: Sequence[Target],
+    schedule: ScheduleText = None,
+    everything: Annotated[bool, typer.Option("--all", help="All that are named, not the best predicted alone.")] = False,
+    limit: Limit = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs a schedule, each with its own adversary.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Run the emitted text on this CPU, at a small size. Exit 1 at the first run that is wrong, which is printed."""
+    found = []
+    with Bar() as bar:
+        for target in targets:
+            chosen = select(target, schedule)
+            if not (everything or limit):
+                chosen = (best_predicted(target, chosen, bar),)
+            found.append(_emulate(target, spread(chosen, limit), seeds, bar))
+            if not found[-1]["ok"]:
+                break
+    if as_json:
+        show_json({"workloads": found})
+    for facts in [] if as_json else found:
+        show(f"{facts['name']}: {facts['right']} of {facts['schedules']} schedules emulated right, {seeds} runs each")
+        show(facts["report"])
+    if not found[-1]["ok"]:
+        raise typer.Exit(FAILED)
+
+
+def _emulate(target: Target, schedules: Sequence[Any], seeds: int, bar: Bar) -> dict[str, Any]:
+    from tilescale.runtime.emulate import emulate as run
+
+    facts: dict[str, Any] = {"name": target.name, "label": target.spec.label, "schedules": len(schedules), "ok": True}
+    report = ""
+    for done, schedule in enumerate(schedules):
+        for seed in range(seeds):
+            bar.update(f"emulating {target.name}", done, len(schedules), f"seed {seed}")
+            emulation = run(target.spec, schedule, seed=seed)
+            report = emulation.report
+            if not emulation.ok:
+                return {**facts, "ok": False, "right": done, "report": report, "schedule": schedule.digest}
+    return {**facts, "right": len(schedules), "report": report}

@@ -1,0 +1,77 @@
+"""`tilescale space`: the schedules of a spec, and why the other points are none; or a recording of predicted times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tilescale.commands.bar import Bar
+from tilescale.commands.output import show, show_json, table
+from tilescale.commands.selection import select
+from tilescale.commands.target import AsJson, ScheduleText, Target, takes_targets
+
+
+@takes_targets
+def space(
+    targets: Sequence[Target],
+    schedule: ScheduleText = None,
+    listed: Annotated[bool, typer.Option("--list", help="Every feasible schedule.")] = False,
+    record: Annotated[
+        Path | None, typer.Option("--record", help="Folder to write a space of predicted times to, for replay.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Points, feasible schedules, and rejections by constraint."""
+    if record is not None:
+        _record(targets, record, as_json)
+        return
+    found = [_facts(target, schedule, listed) for target in targets]
+    if as_json:
+        show_json({"workloads": found})
+        return
+    for facts in found:
+        show(f"{facts['name']}: {facts['label']} on {facts['topology']}")
+        show(f"{facts['size']} points, {facts['feasible']} feasible schedules")
+        if facts["rejected"]:
+            table(["rejected", "constraint", "rule"], [[r["count"], r["constraint"], r["rule"]] for r in facts["rejected"]])
+        if listed:
+            table(["digest", "schedule"], [[s["digest"], s["label"]] for s in facts["schedules"]])
+
+
+def _facts(target: Target, schedule: str | None, listed: bool) -> dict[str, Any]:
+    from tilescale.schedules.constraints import CONSTRAINTS
+
+    found, rules = target.space, {constraint.name: constraint.rule for constraint in CONSTRAINTS}
+    facts: dict[str, Any] = {
+        "name": target.name, "label": target.spec.label, "digest": target.spec.digest,
+        "topology": target.spec.topology.name, "size": found.size, "feasible": found.feasible,
+        "rejected": [
+            {"constraint": name, "count": count, "rule": rules.get(name, "")}
+            for name, count in sorted(found.rejected.items(), key=lambda item: (-item[1], item[0]))
+        ],
+    }
+    if listed or schedule is not None:
+        chosen = select(target, schedule)
+        facts["schedules"] = [{"digest": s.digest, "label": s.label, "knobs": s.as_dict()} for s in chosen]
+    return facts
+
+
+def _record(targets: Sequence[Target], folder: Path, as_json: bool) -> None:
+    from tilescale.tuner.record_space import record
+
+    written = []
+    with Bar() as bar:
+        for target in targets:
+            def advance(done: int, total: int, name: str = target.name) -> None:
+                bar.update(f"predicting {name}", done, total)
+
+            recorded = record(target.spec, target.space, progress=advance)
+            written.append((target.name, len(recorded.rows), recorded.save(folder)))
+    if as_json:
+        show_json([{"name": n, "schedules": rows, "source": "predicted", "path": str(path)} for n, rows, path in written])
+        return
+    for name, rows, path in written:
+        show(f"{name}: {rows} schedules with predicted times: {path}")

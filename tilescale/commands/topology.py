@@ -1,0 +1,62 @@
+"""`tilescale topology`: the machines that are described, or one of them, or the one at hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tilescale.commands.output import reported, show, show_json, table
+from tilescale.commands.target import AsJson, topology_named
+
+if TYPE_CHECKING:
+    from tilescale.spec.topology import Topology
+
+Name = Annotated[
+    str | None, typer.Argument(help="NAME, scale_model:NAME, shared_gpu, FILE.toml, or 'here'.", show_default=False)
+]
+
+
+def topology(
+    name: Name = None,
+    ranks: Annotated[int | None, typer.Option("--ranks", help="How many of its GPUs, or virtual ranks.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Without a name: all that are shipped, and whether a GPU is at hand."""
+    with reported():
+        if name is None:
+            _list(as_json)
+            return
+        from tilescale import canon
+        from tilescale.spec.topology import Topology
+
+        found = Topology.detect() if name == "here" else topology_named(name, ranks)
+        if as_json:
+            show_json({**canon.encode(found), **_facts(found)})
+            return
+        for key, value in _facts(found).items():
+            show(f"{key}: {value}")
+        table(["level", "units", "memory bytes", "link", "GB/s"], [
+            [level.name, level.units, level.memory_bytes, level.link.kind if level.link else "",
+             level.link.gbps if level.link else None] for level in found.levels])
+
+
+def _list(as_json: bool) -> None:
+    from tilescale.spec import catalog
+    from tilescale.tuner.runners import gpu_note
+
+    shipped = [_facts(catalog.load_named(name).topology()) for name in catalog.names()]
+    if as_json:
+        show_json({"here": gpu_note(), "topologies": shipped})
+        return
+    show(gpu_note())
+    table(list(shipped[0]), [list(facts.values()) for facts in shipped])
+
+
+def _facts(topology: Topology) -> dict[str, Any]:
+    return {
+        "name": topology.name, "kind": topology.kind, "ranks": topology.ranks, "gpu": topology.gpu.model,
+        "arch": topology.gpu.arch, "sms_a_rank": topology.sm_share, "link": topology.link.kind,
+        "link_gbps": topology.link.gbps, "peer_access": topology.link.peer_access,
+        "multicast": topology.link.multicast, "source": topology.source, "digest": topology.digest,
+    }

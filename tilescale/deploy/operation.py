@@ -1,0 +1,198 @@
+"""The callables of a loaded bundle: the right variant for the tensors at hand, or the library, or a refusal."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilescale.deploy import tensors
+from tilescale.deploy.launch import OPERANDS, PreparedOperation
+from tilescale.deploy.library import Unfused, tensor_at
+from tilescale.deploy.driver import Matrix
+from tilescale.deploy.manifest import OperationEntry, Variant
+from tilescale.errors import BundleError
+
+LIBRARY = "library"
+
+
+class LibraryFallback(UserWarning):
+    """An operation runs as unfused library calls instead of the kernels of its bundle."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """One tuned variant, and its kernels where they can run here."""
+
+    variant: Variant
+    prepared: PreparedOperation | None
+
+
+class Operation:
+    """One operation of a bundle on this rank: `out = operation(a, b, out=None)`.
+
+    Takes this rank's tensors as declared (a column-major B also as a Linear's weight, (N, K)), or DTensors placed as
+    declared, and returns the like. Shapes that were tuned run the bundle's kernels. For others, and where `reason` says
+    why kernels cannot run here, `on_mismatch` decides: "error" raises BundleError before anything is enqueued, "library"
+    runs torch.distributed and torch.mm, with one warning an operation.
+    """
+
+    def __init__(
+        self, torch: Any, entry: OperationEntry, servings: Sequence[Serving], rank: int, group: Any, on_mismatch: str,
+        reason: str = "",
+    ) -> None:
+        self.name, self.rank, self.reason = entry.name, rank, reason
+        self._torch, self._servings, self._on_mismatch = torch, tuple(servings), on_mismatch
+        self._spec = entry.variants[0].spec
+        self._world = self._spec.world
+        self._unfused = Unfused(torch, self._spec, group) if on_mismatch == LIBRARY else None
+        self._warned = False
+        self.key = ""
+
+    @property
+    def shapes(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """Local shapes of the inputs that were tuned, one tuple a variant."""
+        return tuple(tuple(each.shape for each in tensors.local_inputs(s.variant.spec, self.rank)) for s in self._servings)
+
+    @property
+    def schedule_id(self) -> str:
+        """Digest of what runs: of the first variant's schedule, or "library"."""
+        return self._servings[0].variant.schedule_digest if self._servings[0].prepared else LIBRARY
+
+    def __call__(self, *inputs: Any, out: Any = None) -> Any:
+        torch = self._torch
+        if torch.compiler.is_compiling():
+            if out is None:
+                return torch.ops.tilescale.call(list(inputs), self.key)
+            torch.ops.tilescale.call_out(list(inputs), out, self.key)
+            return out
+        return self.run(inputs, out)
+
+    def run(self, inputs: Sequence[Any], out: Any = None) -> Any:
+        """What a call does outside of torch.compile."""
+        spec, torch = self._spec, self._torch
+        if len(inputs) != len(spec.inputs):
+            raise BundleError(f"{self.name} takes {len(spec.inputs)} tensors", len(inputs), "pass those of this rank")
+        mesh = next((value.device_mesh for value in inputs if tensors.is_dtensor(value)), None)
+        local = [tensors.unwrap(v, t, n) for v, t, n in zip(inputs, spec.inputs, OPERANDS, strict=False)]
+        tensors.check_no_gradient(torch, local)
+        target = None if out is None else tensors.unwrap(out, spec.output, "out")
+        result = self._dispatch(local, target)
+        return out if out is not None else result if mesh is None else self._wrap(result, mesh)
+
+    def empty_output(self, inputs: Sequence[Any]) -> Any:
+        """A tensor like the result of a call with these inputs, with nothing in it; works on fake and meta tensors."""
+        serving = self._serving(inputs)
+        dtype = getattr(self._torch, self._spec.output.dtype)
+        if serving is not None:
+            return inputs[0].new_empty(tensors.local_output(serving.variant.spec, self.rank).shape, dtype=dtype)
+        shapes = [tuple(value.shape) for value in self._as_declared(inputs)]
+        return inputs[0].new_empty(self._library().shape(shapes, self._world), dtype=dtype)
+
+    def symmetric_input(self) -> Any:
+        """The memory that peers read the first operand from, as a tensor to write to; for inputs="symmetric"."""
+        for serving in self._servings:
+            address = serving.prepared.operand(OPERANDS[0]) if serving.prepared else None
+            if address is not None:
+                local = tensors.local_inputs(serving.variant.spec, self.rank)[0]
+                rows, columns = local.shape[0], tensors.contiguous(local.shape)[0]
+                matrix = Matrix(address, rows, columns, (columns, 1), local.dtype)
+                return tensor_at(self._torch, matrix).view(local.shape)
+        raise BundleError(f"{self.name} reads an operand of its peers in place", "it does not", "pass any tensor")
+
+    # -- dispatch ------------------------------------------------------------------------------------------------------
+    def _serving(self, inputs: Sequence[Any]) -> Serving | None:
+        shapes = tuple(tuple(value.shape) for value in inputs)
+        for serving, tuned in zip(self._servings, self.shapes, strict=True):
+            if all(one in (want, want[::-1]) for one, want in zip(shapes, tuned, strict=True)):
+                return serving
+        return None
+
+    def _dispatch(self, inputs: Sequence[Any], out: Any) -> Any:
+        serving = self._serving(inputs)
+        if serving is None or serving.prepared is None:
+            return self._run_library(inputs, out, serving)
+        spec, torch = serving.variant.spec, self._torch
+        given = [tensors.as_declared(v, local)
+                 for v, local in zip(inputs, tensors.local_inputs(spec, self.rank), strict=True)]
+        operands = {n: tensors.address_of(v, n) for n, v in zip(OPERANDS, given, strict=False)}
+        local = tensors.local_output(spec, self.rank)
+        if out is None:
+            out = torch.empty(local.shape, dtype=getattr(torch, local.dtype), device=given[0].device)
+        operands["out"] = tensors.address_of(tensors.as_declared(out, local), "out")
+        serving.prepared(operands, int(torch.cuda.current_stream(given[0].device).cuda_stream))
+        return out
+
+    def _run_library(self, inputs: Sequence[Any], out: Any, serving: Serving | None) -> Any:
+        reason = self.reason or f"shapes {[tuple(value.shape) for value in inputs]} were not tuned"
+        if self._unfused is None:
+            known = "; ".join(" ".join(map(str, shapes)) for shapes in self.shapes)
+            raise BundleError(f"{self.name} runs kernels tuned for local shapes {known}", reason,
+                              'tune and export these shapes, or load with on_mismatch="library"')
+        given = self._as_declared(inputs)
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"{self.name} runs as library calls: {reason}", LibraryFallback, stacklevel=5)
+        shape = self._unfused.shape([value.shape for value in given], self._world)
+        dtype = getattr(self._torch, self._spec.output.dtype)
+        if out is None:
+            out = given[0].new_empty(shape, dtype=dtype)
+        tensors.as_declared(out, tensors.Local("out", tuple(shape), tensors.contiguous(shape), self._spec.output.dtype))
+        self._unfused(given, out)
+        return out
+
+    def _library(self) -> Unfused:
+        if self._unfused is None:
+            known = "; ".join(" ".join(map(str, shapes)) for shapes in self.shapes)
+            raise BundleError(f"{self.name} runs kernels tuned for local shapes {known}", "others",
+                              'tune and export these shapes, or load with on_mismatch="library"')
+        return self._unfused
+
+    def _as_declared(self, inputs: Sequence[Any]) -> list[Any]:
+        """Inputs of any size, as declared: the first fixes K, and the second may come as (N, K) where it is column-major."""
+        found = list(inputs)
+        for index, (value, declared) in enumerate(zip(inputs, self._spec.inputs, strict=True)):
+            if tensors.dtype_name(value) != declared.dtype:
+                raise BundleError(f"{OPERANDS[index]} is {declared.dtype}", tensors.dtype_name(value), "convert it")
+            if len(value.shape) != declared.ndim:
+                raise BundleError(f"{OPERANDS[index]} has {declared.ndim} dimensions", len(value.shape), "reshape it")
+        if self._spec.operation.compute == "gemm":
+            k, b = inputs[0].shape[1], inputs[1]
+            as_weight = self._spec.inputs[1].order == "col" and b.shape[0] != k and b.shape[1] == k
+            found[1] = b.t() if as_weight else b
+            if found[1].shape[0] != k:
+                raise BundleError(f"a has as many columns as b has rows: {k}", found[1].shape[0], "pass matching tensors")
+        return found
+
+    def _wrap(self, result: Any, mesh: Any) -> Any:
+        from torch.distributed.tensor import DTensor, Replicate, Shard
+
+        dim = self._spec.output.shard_dim
+        return DTensor.from_local(result, mesh, [Replicate() if dim is None else Shard(dim)], run_check=False)
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+    def check(self) -> None:
+        """Wait for the calls on the current stream, and raise OperationFailed where one failed on this rank."""
+        for serving in self._servings:
+            if serving.prepared is not None:
+                serving.prepared.check(int(self._torch.cuda.current_stream().cuda_stream))
+
+    def recording(self) -> Any:
+        """Around the capture of a CUDA graph: see PreparedOperation.recording. For operations of one variant."""
+        prepared = [serving.prepared for serving in self._servings if serving.prepared is not None]
+        if len(prepared) != 1:
+            raise BundleError("a recording is of one variant with kernels", len(prepared), "export it alone")
+        return prepared[0].recording()
+
+    def renew(self) -> None:
+        """New workspaces after a failure, collectively."""
+        for serving in self._servings:
+            if serving.prepared is not None:
+                serving.prepared.renew()
+
+    def close(self) -> None:
+        """Collective."""
+        for serving in self._servings:
+            if serving.prepared is not None:
+                serving.prepared.close()

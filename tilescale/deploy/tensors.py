@@ -1,0 +1,114 @@
+"""The caller's tensors, checked against a declaration before anything is launched. Torch is used through its objects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilescale.errors import BundleError
+from tilescale.spec.declaration import Spec
+from tilescale.spec.tensor import Tensor
+from tilescale.spec.views import as_view
+
+ADDRESS_ALIGNMENT = 16  # of tensor maps and of the widest accesses
+NAMES = ("a", "b")
+
+
+@dataclass(frozen=True)
+class Local:
+    """A rank's part of a declared tensor: shape and element strides as the declaration has them."""
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides in elements."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def local_of(name: str, tensor: Tensor, rank: int, world: int) -> Local:
+    shape = tensor.local_shape(rank, world)
+    strides = contiguous(shape) if tensor.order == "row" else (1, shape[0])
+    return Local(name, shape, strides, tensor.dtype)
+
+
+def local_inputs(spec: Spec, rank: int) -> tuple[Local, ...]:
+    """What a rank passes, in order."""
+    return tuple(local_of(n, t, rank, spec.world) for n, t in zip(NAMES, spec.inputs, strict=False))
+
+
+def local_output(spec: Spec, rank: int) -> Local:
+    """What a rank receives."""
+    return local_of("out", spec.output, rank, spec.world)
+
+
+def dtype_name(value: Any) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+def as_declared(value: Any, local: Local) -> Any:
+    """The tensor as the matrix that was declared, a view of the same memory.
+
+    A column-major B (K, N) may also be given as torch.nn.Linear holds it: (N, K) and contiguous. Of a square one only
+    its strides tell, so w is then passed as `w.t()`. Raises BundleError for another dtype, shape or memory order.
+    """
+    if dtype_name(value) != local.dtype:
+        raise BundleError(f"{local.name} is {local.dtype}", dtype_name(value), "convert it with torch, or tune for that type")
+    shape = tuple(value.shape)
+    if shape == local.shape[::-1] != local.shape and local.strides == (1, local.shape[0]) and value.is_contiguous():
+        return value.t()
+    if shape != local.shape:
+        raise BundleError(f"{local.name} has the shape it was tuned for: {local.shape}", shape, "see `shapes`")
+    if not _strides_fit(shape, tuple(value.stride()), local.strides):
+        order = "column" if local.strides != contiguous(local.shape) else "row"
+        remedy = "pass w.t() of a Linear's weight" if order == "column" else "pass .contiguous()"
+        raise BundleError(f"{local.name} is {order}-major: strides {local.strides}", tuple(value.stride()), remedy)
+    return value
+
+
+def _strides_fit(shape: Sequence[int], found: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Strides of dimensions of size 1 say nothing."""
+    return all(size == 1 or have == want for size, have, want in zip(shape, found, wanted, strict=True))
+
+
+def address_of(value: Any, name: str) -> int:
+    """Where a tensor on a GPU starts; BundleError where kernels could not read it there."""
+    if value.device.type != "cuda":
+        raise BundleError(f"{name} is on the GPU", str(value.device), "move it with .cuda()")
+    address = int(value.data_ptr())
+    if address % ADDRESS_ALIGNMENT:
+        remedy = "pass .clone() of a slice"
+        raise BundleError(f"{name} starts at a multiple of {ADDRESS_ALIGNMENT} bytes", hex(address), remedy)
+    return address
+
+
+def unwrap(value: Any, declared: Tensor, name: str) -> Any:
+    """The local tensor of a DTensor whose placement is the declared view; other tensors as they are."""
+    if not is_dtensor(value):
+        return value
+    if len(value.placements) != 1:
+        raise BundleError(f"{name} is on a mesh of one dimension", len(value.placements), "pass a submesh, or .to_local()")
+    view = Tensor(declared.shape, declared.dtype, as_view(value.placements[0]), declared.order).view
+    if view != declared.view:
+        raise BundleError(f"{name} is placed as {declared.view.label}", view.label, "redistribute it, or declare that view")
+    return value.to_local()
+
+
+def is_dtensor(value: Any) -> bool:
+    """By name, so that asking loads nothing of torch.distributed.tensor."""
+    return type(value).__name__ == "DTensor"
+
+
+def check_no_gradient(torch: Any, values: Sequence[Any]) -> None:
+    """BundleError where a result without a gradient would be taken for one with it."""
+    if torch.is_grad_enabled() and any(value.requires_grad for value in values):
+        raise BundleError("operations of a bundle have no backward", "an input requires a gradient",
+                          "call them under torch.no_grad() or torch.inference_mode()")
