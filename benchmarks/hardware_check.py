@@ -82,7 +82,7 @@ class TorchProducts:
 def view(matrix: Any) -> torch.Tensor:
     class Memory:
         __cuda_array_interface__ = {
-            "shape": (1 + sum((s - 1) * t for s, t in zip((matrix.rows, matrix.columns), matrix.strides)),),
+            "shape": (1 + sum((s - 1) * t for s, t in zip((matrix.rows, matrix.columns), matrix.strides, strict=True)),),
             "typestr": "<i2" if matrix.dtype != "float32" else "<f4", "data": (matrix.address, False), "version": 3}
 
     flat = torch.as_tensor(Memory(), device="cuda").view(DTYPES[matrix.dtype])
@@ -98,7 +98,7 @@ def prepared(spec: Spec, program: Any, binaries: dict[str, bytes]) -> list[Prepa
             driver = Peers(0)
             made[rank] = PreparedOperation(spec, program, rank, driver, meeting.of(rank), Modules(driver, binaries),
                                            library=TorchProducts(), time_limit_s=TIME_LIMIT_S)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 (raised again by the caller)
             failures.append(error)
             meeting.barrier.abort()
 
@@ -121,7 +121,7 @@ def run(spec: Spec, schedule: Schedule, plan: Any, compiler: Compiler, timed: bo
     program = emit(spec, schedule, plan)
     binaries = {}
     found = compiler.compile([Source(k.text, k.entry, k.arch) for k in program.kernels])
-    for kernel, binary in zip(program.kernels, found):
+    for kernel, binary in zip(program.kernels, found, strict=True):
         if not isinstance(binary, Binary):
             return {"status": "compile_error", "message": str(binary)}
         binaries[kernel.digest] = binary.cubin
@@ -132,7 +132,7 @@ def run(spec: Spec, schedule: Schedule, plan: Any, compiler: Compiler, timed: bo
     a, b, out = spec.inputs[0], spec.inputs[1] if len(spec.inputs) > 1 else None, spec.output
     result: dict[str, Any] = {}
     try:
-        for call in range(CALLS):
+        for _ in range(CALLS):
             shards = [integers(a.local_shape(r, spec.world), a.dtype, generator) for r in range(spec.world)]
             weights = []
             outputs = []
@@ -179,7 +179,7 @@ def run(spec: Spec, schedule: Schedule, plan: Any, compiler: Compiler, timed: bo
                     operation(operands[r], streams[r].cuda_stream)
             torch.cuda.synchronize()
             result["rough_us"] = round((time.perf_counter() - start) / repeats * 1e6, 1)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (a row says what failed, and the others go on)
         result = {"status": "failed", "message": f"{type(error).__name__}: {error}"[:400]}
     torch.cuda.synchronize()
     threads = [threading.Thread(target=operation.close) for operation in operations]

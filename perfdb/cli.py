@@ -281,3 +281,12 @@ def _no_match(db: Database, op: str | None, shape: str | None, gpu: str | None, 
     asked = {"op": op, "shape": shape, "gpu": gpu, "source": ", ".join(sources or ("measured",))}
     text = ", ".join(f"{name} {value}" for name, value in asked.items() if value is not None)
     return "\n".join([f"no exact match for {text}", *what_is_there(db, op=op, shape=shape, gpu=gpu, sources=sources)])
+
+
+def main() -> None:
+    """The console script."""
+    app(prog_name="perfdb")
+
+
+if __name__ == "__main__":
+    main()

@@ -50,8 +50,8 @@ def prepare(url: sa.URL, *, create: bool = True, migrate: bool = True) -> Prepar
     """
     path = sqlite_path(url)
     if path is not None:
-        suspect = inspect_file(path, create)
-        if suspect or (path.exists() and path.stat().st_size <= QUICK_CHECK_BYTES):
+        inspect_file(path, create)
+        if path.exists() and path.stat().st_size <= QUICK_CHECK_BYTES:
             quick_check(path)
     engine = make_engine(url, foreign_keys=False)
     try:

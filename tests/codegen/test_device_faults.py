@@ -38,7 +38,8 @@ FAULTS: dict[str, tuple[str, str, str, tuple[Spec, Schedule]]] = {
     "stale epoch": ("comm.cuh", "store(&state->calls, call.calls + 1u);", "", (ag_gemm(), GEMM)),
     "wrong half of the buffer": ("comm.cuh", "((calls & 1u) ? args->stride[slot] : 0ull)", "0ull", (ag_gemm(), GEMM)),
     "share off by one unit": ("copy.cuh", "const u64 each = (units + gang - 1) / gang;",
-                              "const u64 each = units / gang;", (all_gather((4092, 3)), replace(TMA, transport="peer_copy"))),
+                              "const u64 each = units / gang;",
+                              (all_gather((4092, 3)), replace(TMA, transport="peer_copy"))),
     "neighbour's rows stored": ("gemm.cuh", "if (r < rows) {", "if (r < rows + 8) {", (ag_gemm(), GEMM)),
     "tile order of another segment": ("gemm.cuh", "me.gang - step.first_tile % me.gang", "me.gang", (
         ag_gemm(), replace(GEMM, block_m=128, chunk_rows=128))),

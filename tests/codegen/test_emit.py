@@ -103,7 +103,7 @@ def test_packed_tables_have_the_layout_of_the_device_library(tmp_path: Path) -> 
     assert layout == {
         "step": table.STEP.size, "block": table.BLOCK.size, "state": table.STATE.size,
         "arguments": table.ARGUMENTS.size, "first_tile": 56, "size": 48, "gang": 16, "wanted": 24,
-        "limit": 8 * (2 * table.MAX_SLOTS + table.MAX_RANKS + 3), "k": table.ARGUMENTS.size - 4}
+        "limit": 8 * (2 * table.MAX_SLOTS + table.MAX_RANKS + 3), "k": table.ARGUMENTS.size - 12}
     row = table.StepRow(table.KIND_GEMM, 7, size=3, first_tile=11).pack()
     assert int.from_bytes(row[48:56], "little") == 3
     assert int.from_bytes(row[56:60], "little") == 11

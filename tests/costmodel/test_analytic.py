@@ -164,3 +164,15 @@ def test_features_tell_schedules_specs_and_machines_apart() -> None:
         )
     ]
     assert len(set(vectors)) == len(vectors)
+
+
+# Ranks that share one H200, CUDA graphs: M, N, ranks, microseconds of a gather and then cuBLAS (K = 8192 or 4096).
+MEASURED = ((4096, 10240, 8192, 2, 1060), (4096, 10240, 8192, 4, 1320), (4096, 10240, 8192, 8, 1317),
+            (512, 14336, 4096, 2, 141), (512, 14336, 4096, 4, 164))  # fmt: skip
+
+
+@pytest.mark.parametrize(("m", "n", "k", "ranks", "us"), MEASURED)
+def test_unfused_calls_are_predicted_near_what_was_measured(m: int, n: int, k: int, ranks: int, us: float) -> None:
+    spec = product(Topology.shared_gpu(ranks), m, n, k)
+    unfused = space(spec, {"overlap": ["none"], "compute": ["library"]})
+    assert 0.7 < rank(spec, unfused)[0].prediction.us / us < 1.3

@@ -10,6 +10,7 @@ struct Config {
   static constexpr int copy_unroll = 4;
   static constexpr int copy_tile_bytes = 0;
   static constexpr int copy_stages = 0;
+  static constexpr bool link_clock = true;
 };
 
 TILESCALE_KERNEL(tilescale_copy, Config)
@@ -26,6 +27,7 @@ struct Config {
   static constexpr int copy_unroll = 4;
   static constexpr int copy_tile_bytes = 0;
   static constexpr int copy_stages = 0;
+  static constexpr bool link_clock = true;
 };
 
 TILESCALE_KERNEL(tilescale_signal, Config)

@@ -10,6 +10,7 @@ struct Config {
   static constexpr int copy_unroll = 4;
   static constexpr int copy_tile_bytes = 0;
   static constexpr int copy_stages = 0;
+  static constexpr bool link_clock = true;
 };
 
 TILESCALE_KERNEL(tilescale_copy, Config)
@@ -26,6 +27,7 @@ struct Config {
   static constexpr int copy_unroll = 4;
   static constexpr int copy_tile_bytes = 0;
   static constexpr int copy_stages = 0;
+  static constexpr bool link_clock = true;
 };
 
 TILESCALE_KERNEL(tilescale_signal, Config)
@@ -42,6 +44,7 @@ struct Config {
   static constexpr int copy_unroll = 1;
   static constexpr int copy_tile_bytes = 0;
   static constexpr int copy_stages = 0;
+  static constexpr bool link_clock = false;
   static constexpr int block_m = 128;
   static constexpr int block_n = 256;
   static constexpr int block_k = 64;

@@ -250,6 +250,6 @@ def test_no_shipped_query_scans_the_trials(db: perfdb.Database, make: Make) -> N
                 rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
                 plans += [(row[3], statement) for row in rows]
     assert len(plans) > 40
-    assert [
-        plan for plan in plans if re.match(r"SCAN (trial|samples)\b(?! USING (COVERING )?INDEX ix_trial_f)", plan[0])
-    ] == []
+    # The partial index of failures holds nothing else: reading it through is what a count of failures costs.
+    scan = re.compile(r"SCAN (trial|samples)(?!.* USING (COVERING )?INDEX ix_trial_failure)")
+    assert [plan for plan in plans if scan.match(plan[0])] == []

@@ -96,11 +96,11 @@ class Explorer:
             moved = False
             counters = self.counters(state)
             for which, thread in enumerate(self.threads):
-                if state[which] < self.calls * len(thread.steps) and self.pending(state, which) is None:
-                    if self.may(state, which, counters):
-                        state = (*state[:which], state[which] + 1, *state[which + 1 :])
-                        moved = True
-                        break
+                idle = state[which] < self.calls * len(thread.steps) and self.pending(state, which) is None
+                if idle and self.may(state, which, counters):
+                    state = (*state[:which], state[which] + 1, *state[which + 1 :])
+                    moved = True
+                    break
         return state
 
     def touches(self, state: tuple[int, ...], which: int) -> list[tuple[object, int, int, bool]]:

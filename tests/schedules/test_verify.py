@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from handmade import ROW, chunked, drop, edit, find, fused_push, gemm, pull, ring
 
+from tilescale import canon
 from tilescale.schedules.footprint import places
 from tilescale.schedules.plan import Buffer, Copy, Gemm, Goal, Launch, Plan, Region, Role, Signal, Step, Wait
-from tilescale.schedules.story import Counterexample
+from tilescale.schedules.story import Counterexample, Proof
 from tilescale.schedules.verify import LIMITS, verify
 
 RIGHT = {
@@ -331,6 +332,12 @@ def test_uneven_shards() -> None:
     longer = Copy(Region("a", 1, 2 * ROW, ROW), Region("gather", 0, 3 * ROW, ROW))
     found = refused(edit(plan, 1, 0, lambda copy: [longer]), "data_flow")
     assert (found.rank, found.step, found.buffer) == (1, 0, "a")
+
+
+def test_proofs_and_refusals_survive_canonical_json() -> None:
+    plan = fused_push(2)
+    for proof in (verify(plan, cache=None), verify(edit(plan, 1, find(plan, 1, Signal), drop), cache=None)):
+        assert canon.decode(Proof, canon.encode(proof)) == proof
 
 
 def test_limits_are_stated() -> None:

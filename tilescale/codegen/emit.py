@@ -21,6 +21,8 @@ from tilescale.codegen.program import (
 from tilescale.codegen.table import (
     KIND_COPY,
     KIND_GEMM,
+    KIND_PACE,
+    KIND_RESERVE,
     KIND_SIGNAL,
     KIND_WAIT,
     MAX_RANKS,
@@ -31,13 +33,21 @@ from tilescale.codegen.table import (
     StepRow,
 )
 from tilescale.errors import PlanError
+from tilescale.schedules.gather import SIGNAL_THREADS
 from tilescale.schedules.lower import lower
 from tilescale.schedules.plan import Copy, Gemm, Launch, Plan, Region, Role, Signal, Step, Wait
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec
 
+NO_STEP = 0xFFFFFFFF
 ELEMENTS = {"bfloat16": "ts::Bf16", "float16": "ts::Fp16", "float32": "ts::Fp32"}
+
+
+def link_fs_per_byte(spec: Spec) -> int:
+    """How long a byte takes a link in the scale model, femtoseconds; 0 elsewhere, where links take their own time."""
+    link = spec.topology.link
+    return round(1e6 / link.gbps) if spec.topology.kind == "scale_model" and link is not None else 0
 
 
 def emit(spec: Spec, schedule: Schedule, plan: Plan | None = None) -> Program:
@@ -67,7 +77,8 @@ class _Emitter:
         return Program(
             op=plan.op, world=plan.world, kernels=tuple(self.kernels), slots=self.slots, placed=placed,
             counters=plan.counters, counters_offset=counters_offset, workspace_bytes=total,
-            maps=self._maps() if generated else (), n=n, k=k, ranks=ranks)
+            maps=self._maps() if generated else (), n=n, k=k, ranks=ranks,
+            link_fs_per_byte=link_fs_per_byte(self.spec))
 
     # -- launches ------------------------------------------------------------------------------------------------------
     def _launches(self, rank: int) -> Iterator[ProgramLaunch]:
@@ -79,15 +90,39 @@ class _Emitter:
             if launch.agent == "blocks":
                 yield self._kernel_launch(rank, launch, number, last=launch is launches[-1])
             elif launch.agent == "copy_engine":
-                yield ProgramLaunch(launch.name, launch.stream, launch.after, number, copy=self._copy_call(rank, steps[0]))
+                yield from self._engine_launches(rank, launch, number)
             else:
                 yield ProgramLaunch(launch.name, launch.stream, launch.after, number, gemm=self._gemm_call(steps[0]))
             number += len(steps)
 
-    def _kernel_launch(self, rank: int, launch: Launch, number: int, last: bool) -> ProgramLaunch:
+    def _engine_launches(self, rank: int, launch: Launch, number: int) -> Iterator[ProgramLaunch]:
+        """The copy; in the scale model, with kernels around it that take the links and hold the stream until they are
+        free."""
+        step = next(launch.steps)
+        call = self._copy_call(rank, step)
+        if not isinstance(step, Copy) or step.src.rank == step.dst.rank or not link_fs_per_byte(self.spec):
+            yield ProgramLaunch(launch.name, launch.stream, launch.after, number, copy=call)
+            return
+        lane = launch.stream
+        yield self._pace_launch(f"{launch.name}.reserve", launch, launch.after, number, StepRow(
+            KIND_RESERVE, NO_STEP, target=lane, counter=step.src.rank, value=step.dst.rank, size=call.size))
+        yield ProgramLaunch(f"{launch.name}.copy", launch.stream, (), number, copy=call)
+        yield self._pace_launch(launch.name, launch, (), number, StepRow(KIND_PACE, NO_STEP, target=lane))
+
+    def _pace_launch(self, name: str, launch: Launch, after: tuple[str, ...], number: int, row: StepRow) -> ProgramLaunch:
+        small = Launch(name, launch.stream, (Role(name, "blocks", 1, ()),), after, "signal", SIGNAL_THREADS)
+        return ProgramLaunch(name, launch.stream, after, number, kernel=self._kernel(small), blocks=1,
+                             threads=SIGNAL_THREADS, steps=row.pack().hex(),
+                             block_rows=BlockRow(ROLE_COPY, 0, 1, 0, 1).pack().hex())
+
+    def _kernel(self, launch: Launch) -> int:
+        """Index of the kernel of a launch, added where it is new."""
         kernel = kernel_text(self.spec, self.schedule, launch)
         if kernel not in self.kernels:
             self.kernels.append(kernel)
+        return self.kernels.index(kernel)
+
+    def _kernel_launch(self, rank: int, launch: Launch, number: int, last: bool) -> ProgramLaunch:
         rows: list[StepRow] = []
         blocks: list[BlockRow] = []
         participants = 0
@@ -98,7 +133,7 @@ class _Emitter:
             blocks += [BlockRow(kind, first, len(role.steps), i, role.blocks) for i in range(role.blocks)]
             participants += role.blocks * (1 + self.schedule.block_m // 64 if kind == ROLE_GEMM else 1)
         return ProgramLaunch(
-            launch.name, launch.stream, launch.after, number, kernel=self.kernels.index(kernel), blocks=launch.blocks,
+            launch.name, launch.stream, launch.after, number, kernel=self._kernel(launch), blocks=launch.blocks,
             threads=launch.threads, shared_bytes=launch.shared_bytes, steps=b"".join(r.pack() for r in rows).hex(),
             block_rows=b"".join(b.pack() for b in blocks).hex(), participants=participants if last else 0)
 
@@ -113,8 +148,10 @@ class _Emitter:
 
     def _row(self, rank: int, step: Step, number: int, tiles: int) -> StepRow:
         if isinstance(step, Copy):
-            return StepRow(KIND_COPY, number, source=self._slot(step.src, rank), target=self._slot(step.dst, rank),
-                           source_offset=step.src.offset, target_offset=step.dst.offset, size=step.src.size)
+            return StepRow(
+                KIND_COPY, number, source=self._slot(step.src, rank), target=self._slot(step.dst, rank),
+                counter=step.src.rank, value=step.dst.rank, source_offset=step.src.offset,
+                target_offset=step.dst.offset, size=step.src.size)
         if isinstance(step, Signal):
             return StepRow(KIND_SIGNAL, number, source=step.rank, counter=step.counter, value=step.value)
         if isinstance(step, Wait):
@@ -219,6 +256,7 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch) -> Kernel:
         "copy_tile_bytes": config.get("copy_tile_bytes", 0) if copies else 0,
         "copy_stages": config.get("copy_stages", 0) if copies else 0,
     }
+    constants["link_clock"] = copies and link_fs_per_byte(spec) > 0
     if multiplies:
         constants |= {name: getattr(schedule, name) for name in
                       ("block_m", "block_n", "block_k", "num_stages", "raster_group")}

@@ -106,7 +106,8 @@ class Program:
     """Everything to launch a schedule. Tables are hex text, so that the value survives JSON.
 
     `slots`: the pointers in order. `placed`, `counters`: layout of a rank's workspace (see `workspace_bytes`).
-    `maps`: A own, A gathered of even and odd calls, B; empty where nothing generated multiplies.
+    `maps`: A own, A gathered of even and odd calls, B; empty where nothing generated multiplies. `link_fs_per_byte`: in
+    the scale model, how long a byte takes a link, in femtoseconds; else 0.
     """
 
     op: str
@@ -121,6 +122,7 @@ class Program:
     n: int
     k: int
     ranks: tuple[tuple[ProgramLaunch, ...], ...]
+    link_fs_per_byte: int = 0
 
     @property
     def launches(self) -> tuple[ProgramLaunch, ...]:
@@ -135,7 +137,8 @@ class Program:
     @cached_property
     def table_digest(self) -> str:
         """Of everything but the texts."""
-        return canon.digest([self.op, self.slots, self.placed, self.counters, self.maps, self.n, self.k, self.ranks])
+        return canon.digest([self.op, self.slots, self.placed, self.counters, self.maps, self.n, self.k, self.ranks,
+                             self.link_fs_per_byte])
 
     @property
     def digest(self) -> str:

@@ -21,10 +21,15 @@ if TYPE_CHECKING:
 def emit(
     targets: Sequence[Target],
     schedule: ScheduleText = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the texts and program.json.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for the texts and program.json.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """The kernel texts of a schedule (the best predicted of those named); with --json the whole program."""
+    """Print the kernel texts of a schedule.
+
+    The best predicted of those named; with --json the whole program.
+    """
     from tilescale import canon
 
     program = _program(targets, schedule)
@@ -45,7 +50,10 @@ def emit(
 
 @takes_targets
 def compile_(targets: Sequence[Target], schedule: ScheduleText = None, as_json: AsJson = False) -> None:
-    """Compile the kernels of a schedule (the best predicted of those named). Exit 1 where one does not compile."""
+    """Compile the kernels of a schedule.
+
+    The best predicted of those named. Exit 1 where a kernel does not compile.
+    """
     from tilescale.codegen.compile import CompileFailure, Compiler, Source
 
     program = _program(targets, schedule)
@@ -53,12 +61,19 @@ def compile_(targets: Sequence[Target], schedule: ScheduleText = None, as_json: 
     with Compiler() as compiler:
         outcomes = compiler.compile(sources)
     failures = [outcome for outcome in outcomes if isinstance(outcome, CompileFailure)]
-    rows = [[o.entry, o.arch, len(o.cubin), o.registers, o.spill_bytes, o.digest] for o in outcomes
-            if not isinstance(o, CompileFailure)]
+    rows = [
+        [o.entry, o.arch, len(o.cubin), o.registers, o.spill_bytes, o.digest]
+        for o in outcomes
+        if not isinstance(o, CompileFailure)
+    ]
     columns = ["entry", "arch", "bytes", "registers", "spill_bytes", "digest"]
     if as_json:
-        show_json({"binaries": [dict(zip(columns, row, strict=True)) for row in rows],
-                   "failures": [{"entry": f.entry, "status": f.status, "message": f.message} for f in failures]})
+        show_json(
+            {
+                "binaries": [dict(zip(columns, row, strict=True)) for row in rows],
+                "failures": [{"entry": f.entry, "status": f.status, "message": f.message} for f in failures],
+            }
+        )
     else:
         table(columns, rows)
     for failure in failures:

@@ -27,7 +27,10 @@ def explain(
     constraint: Annotated[str | None, typer.Option("--constraint", help="What this constraint rejects.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """The plan, the parts of the predicted time, and the proof of a schedule (the best predicted of those named)."""
+    """Say what a schedule does and costs.
+
+    The plan, the parts of the predicted time, and the proof, of the best predicted schedule of those named.
+    """
     target = single(targets)
     if constraint is not None:
         _constraint(target, constraint, as_json)
@@ -50,27 +53,51 @@ def _facts(target: Target, schedule: Schedule) -> dict[str, Any]:
     plan = lower(target.spec, schedule)
     program, prediction, proof = emit(target.spec, schedule, plan), predict(target.spec, schedule, plan), verify(plan)
     return {
-        "name": target.name, "label": target.spec.label, "topology": target.spec.topology.name,
+        "name": target.name,
+        "label": target.spec.label,
+        "topology": target.spec.topology.name,
         "schedule": {"digest": schedule.digest, "label": schedule.label, "knobs": schedule.as_dict()},
         "prediction": {
-            "source": prediction.source, "us": prediction.us, "low_us": prediction.low_us, "high_us": prediction.high_us,
-            "parts_us": dict(prediction.parts)},
+            "source": prediction.source,
+            "us": prediction.us,
+            "low_us": prediction.low_us,
+            "high_us": prediction.high_us,
+            "parts_us": dict(prediction.parts),
+        },
         "plan": {
-            "digest": plan.digest, "counters": plan.counters,
-            "buffers": [{"name": b.name, "role": b.role, "bytes": b.size, "versions": b.versions} for b in plan.buffers],
-            "launches": [_launch(launch) for launch in plan.ranks[0]]},
+            "digest": plan.digest,
+            "counters": plan.counters,
+            "buffers": [
+                {"name": b.name, "role": b.role, "bytes": b.size, "versions": b.versions} for b in plan.buffers
+            ],
+            "launches": [_launch(launch) for launch in plan.ranks[0]],
+        },
         "proof": {"ok": proof.ok, "text": str(proof), "digest": proof.digest},
         "program": {
-            "binary_digest": program.binary_digest, "table_digest": program.table_digest,
-            "kernels": [{"entry": kernel.entry, "arch": kernel.arch, "digest": kernel.digest} for kernel in program.kernels]},
+            "binary_digest": program.binary_digest,
+            "table_digest": program.table_digest,
+            "kernels": [
+                {"entry": kernel.entry, "arch": kernel.arch, "digest": kernel.digest} for kernel in program.kernels
+            ],
+        },
     }
 
 
 def _launch(launch: Launch) -> dict[str, Any]:
-    roles = [f"{role.name} ({role.agent}" + (f" x {role.blocks}" if role.blocks else "") + f"): {_steps(role.steps)}"
-             for role in launch.roles]
-    return {"name": launch.name, "stream": launch.stream, "after": list(launch.after), "family": launch.family,
-            "blocks": launch.blocks, "threads": launch.threads, "shared_bytes": launch.shared_bytes, "roles": roles}
+    roles = [
+        f"{role.name} ({role.agent}" + (f" x {role.blocks}" if role.blocks else "") + f"): {_steps(role.steps)}"
+        for role in launch.roles
+    ]
+    return {
+        "name": launch.name,
+        "stream": launch.stream,
+        "after": list(launch.after),
+        "family": launch.family,
+        "blocks": launch.blocks,
+        "threads": launch.threads,
+        "shared_bytes": launch.shared_bytes,
+        "roles": roles,
+    }
 
 
 def _steps(steps: Sequence[object]) -> str:
@@ -85,18 +112,42 @@ def _show(facts: dict[str, Any]) -> None:
     schedule, prediction, plan = facts["schedule"], facts["prediction"], facts["plan"]
     show(f"{facts['name']}: {facts['label']} on {facts['topology']}")
     show(f"schedule {schedule['digest']}: {schedule['label']}")
-    show(f"predicted {prediction['us']:.1f} us ({prediction['low_us']:.1f} to {prediction['high_us']:.1f}), along the "
-         "longest path:")
-    table(["part", "us", "share"], [
-        [name, us, f"{us / prediction['us']:.0%}"] for name, us in sorted(prediction["parts_us"].items(), key=lambda i: -i[1])])
+    show(
+        f"predicted {prediction['us']:.1f} us ({prediction['low_us']:.1f} to {prediction['high_us']:.1f}), along the "
+        "longest path:"
+    )
+    table(
+        ["part", "us", "share"],
+        [
+            [name, us, f"{us / prediction['us']:.0%}"]
+            for name, us in sorted(prediction["parts_us"].items(), key=lambda i: -i[1])
+        ],
+    )
     show(f"plan of rank 0 ({plan['digest']}): {len(plan['launches'])} launches, {plan['counters']} counters")
-    table(["launch", "stream", "after", "family", "blocks", "threads", "shared bytes", "roles"], [
-        [launch["name"], launch["stream"], ", ".join(launch["after"]), launch["family"], launch["blocks"],
-         launch["threads"], launch["shared_bytes"], "; ".join(launch["roles"])] for launch in plan["launches"]])
-    table(["buffer", "role", "bytes", "versions"],
-          [[b["name"], b["role"], b["bytes"], b["versions"]] for b in plan["buffers"]])
+    table(
+        ["launch", "stream", "after", "family", "blocks", "threads", "shared bytes", "roles"],
+        [
+            [
+                launch["name"],
+                launch["stream"],
+                ", ".join(launch["after"]),
+                launch["family"],
+                launch["blocks"],
+                launch["threads"],
+                launch["shared_bytes"],
+                "; ".join(launch["roles"]),
+            ]
+            for launch in plan["launches"]
+        ],
+    )
+    table(
+        ["buffer", "role", "bytes", "versions"],
+        [[b["name"], b["role"], b["bytes"], b["versions"]] for b in plan["buffers"]],
+    )
     program = facts["program"]
-    kernels = ", ".join(f"{kernel['entry']} for {kernel['arch']}" for kernel in program["kernels"]) or "library calls only"
+    kernels = (
+        ", ".join(f"{kernel['entry']} for {kernel['arch']}" for kernel in program["kernels"]) or "library calls only"
+    )
     show(f"program: {kernels}; binaries {program['binary_digest']}, tables {program['table_digest']}")
     show(facts["proof"]["text"])
 
@@ -118,10 +169,16 @@ def _constraint(target: Target, name: str, as_json: bool) -> None:
     examples = [rejected[at * len(rejected) // EXAMPLES] for at in range(EXAMPLES)] if rejected else []
     examples = list(dict.fromkeys(examples))
     if as_json:
-        show_json({"constraint": name, "rule": known[name], "rejected": len(rejected),
-                   "examples": [schedule.as_dict() for schedule in examples]})
+        show_json(
+            {
+                "constraint": name,
+                "rule": known[name],
+                "rejected": len(rejected),
+                "examples": [schedule.as_dict() for schedule in examples],
+            }
+        )
         return
     show(f"{name}: {known[name]}")
-    show(f"rejects {len(rejected)} of {target.space.size} points of {target.spec.label} (those that break no earlier one)")
+    show(f"rejects {len(rejected)} of {target.space.size} points of {target.spec.label} (the first rule broken counts)")
     for schedule in examples:
         show(f"  {schedule.label}")

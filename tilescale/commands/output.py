@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import StringIO
 from typing import Any
 
 import typer
@@ -73,7 +74,13 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     for cell_row in cells:
         shown.add_row(*cell_row)
     width = sum(max(len(name), *(len(row[at]) for row in cells), 0) + 2 for at, name in enumerate(columns))
-    Console(file=sys.stdout, width=width, soft_wrap=True, markup=False, highlight=False, emoji=False).print(shown)
+    text = StringIO()
+    colours = sys.stdout.isatty()
+    Console(
+        file=text, width=width, soft_wrap=True, markup=False, highlight=False, emoji=False, force_terminal=colours
+    ).print(shown)
+    for line in text.getvalue().splitlines():
+        show(line.rstrip())
 
 
 def _cell(value: object) -> str:

@@ -23,7 +23,10 @@ def verify(
     cached: Annotated[bool, typer.Option("--cache/--no-cache", help="Use and keep proofs on disk.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Prove the plans of all schedules (or of those named). Exit 1 at the first counterexample, which is printed."""
+    """Prove plans, or print a counterexample.
+
+    All schedules, or those named. Exit 1 at the first counterexample.
+    """
     found = []
     with Bar() as bar:
         for target in targets:
@@ -34,10 +37,13 @@ def verify(
         show_json({"workloads": found})
     for facts in [] if as_json else found:
         if facts["counterexample"] is None:
-            show(f"{facts['name']}: {facts['proved']} of {facts['schedules']} schedules proved, {facts['protocols']} protocols")
+            proved = f"{facts['proved']} of {facts['schedules']} schedules proved"
+            show(f"{facts['name']}: {proved}, {facts['protocols']} protocols")
         else:
-            show(f"{facts['name']}: counterexample after {facts['proved']} proved, schedule {facts['schedule']}\n"
-                 f"{facts['counterexample']}\n{facts['timeline']}".rstrip())
+            show(
+                f"{facts['name']}: counterexample after {facts['proved']} proved, schedule {facts['schedule']}\n"
+                f"{facts['counterexample']}\n{facts['timeline']}".rstrip()
+            )
     if found[-1]["counterexample"] is not None:
         raise typer.Exit(FAILED)
 
@@ -49,14 +55,26 @@ def _verify(target: Target, schedules: Sequence[Any], cached: bool, bar: Bar) ->
 
     cache = ProofCache.on_disk() if cached else ProofCache()
     protocols: set[str] = set()
-    facts: dict[str, Any] = {"name": target.name, "label": target.spec.label, "schedules": len(schedules), "proved": 0,
-                             "protocols": 0, "counterexample": None}
+    facts: dict[str, Any] = {
+        "name": target.name,
+        "label": target.spec.label,
+        "schedules": len(schedules),
+        "proved": 0,
+        "protocols": 0,
+        "counterexample": None,
+    }
     for done, schedule in enumerate(schedules):
         bar.update(f"verifying {target.name}", done, len(schedules), f"{len(protocols)} protocols")
         proof = prove(lower(target.spec, schedule), cache=cache)
         if proof.counterexample is not None:
-            return {**facts, "proved": done, "protocols": len(protocols), "counterexample": str(proof.counterexample),
-                    "timeline": proof.counterexample.timeline, "schedule": f"{schedule.digest} ({schedule.label})"}
+            return {
+                **facts,
+                "proved": done,
+                "protocols": len(protocols),
+                "counterexample": str(proof.counterexample),
+                "timeline": proof.counterexample.timeline,
+                "schedule": f"{schedule.digest} ({schedule.label})",
+            }
         protocols.add(proof.digest)
     return {**facts, "proved": len(schedules), "protocols": len(protocols)}
 
@@ -65,12 +83,17 @@ def _verify(target: Target, schedules: Sequence[Any], cached: bool, bar: Bar) ->
 def emulate(
     targets: Sequence[Target],
     schedule: ScheduleText = None,
-    everything: Annotated[bool, typer.Option("--all", help="All that are named, not the best predicted alone.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All that are named, not the best predicted alone.")
+    ] = False,
     limit: Limit = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs a schedule, each with its own adversary.")] = 3,
     as_json: AsJson = False,
 ) -> None:
-    """Run the emitted text on this CPU, at a small size. Exit 1 at the first run that is wrong, which is printed."""
+    """Run emitted text on this CPU, at a small size.
+
+    The best predicted schedule, or all that are named. Exit 1 at the first run that is wrong, which is printed.
+    """
     found = []
     with Bar() as bar:
         for target in targets:

@@ -26,11 +26,15 @@ def select(target: Target, text: str | None) -> tuple[Schedule, ...]:
     else:
         found = tuple(schedule for schedule in target.space if schedule.digest.startswith(text))
         if not found:
-            raise ScheduleError(f"a schedule of {target.name} has a digest that starts so", text,
-                                "`tilescale space --list` shows them")
+            raise ScheduleError(
+                f"a schedule of {target.name} has a digest that starts so", text, "`tilescale space --list` shows them"
+            )
     if not found:
-        raise ScheduleError(f"{target.name} has a feasible schedule", f"none of {target.space.size} points: "
-                            + target.space.explain_empty(), "widen the [space] of the recipe")
+        raise ScheduleError(
+            f"{target.name} has a feasible schedule",
+            f"none of {target.space.size} points: " + target.space.explain_empty(),
+            "widen the [space] of the recipe",
+        )
     return found
 
 

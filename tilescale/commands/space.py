@@ -24,7 +24,7 @@ def space(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Points, feasible schedules, and rejections by constraint."""
+    """Count feasible schedules and rejections."""
     if record is not None:
         _record(targets, record, as_json)
         return
@@ -36,7 +36,10 @@ def space(
         show(f"{facts['name']}: {facts['label']} on {facts['topology']}")
         show(f"{facts['size']} points, {facts['feasible']} feasible schedules")
         if facts["rejected"]:
-            table(["rejected", "constraint", "rule"], [[r["count"], r["constraint"], r["rule"]] for r in facts["rejected"]])
+            table(
+                ["rejected", "constraint", "rule"],
+                [[r["count"], r["constraint"], r["rule"]] for r in facts["rejected"]],
+            )
         if listed:
             table(["digest", "schedule"], [[s["digest"], s["label"]] for s in facts["schedules"]])
 
@@ -46,8 +49,12 @@ def _facts(target: Target, schedule: str | None, listed: bool) -> dict[str, Any]
 
     found, rules = target.space, {constraint.name: constraint.rule for constraint in CONSTRAINTS}
     facts: dict[str, Any] = {
-        "name": target.name, "label": target.spec.label, "digest": target.spec.digest,
-        "topology": target.spec.topology.name, "size": found.size, "feasible": found.feasible,
+        "name": target.name,
+        "label": target.spec.label,
+        "digest": target.spec.digest,
+        "topology": target.spec.topology.name,
+        "size": found.size,
+        "feasible": found.feasible,
         "rejected": [
             {"constraint": name, "count": count, "rule": rules.get(name, "")}
             for name, count in sorted(found.rejected.items(), key=lambda item: (-item[1], item[0]))
@@ -65,13 +72,16 @@ def _record(targets: Sequence[Target], folder: Path, as_json: bool) -> None:
     written = []
     with Bar() as bar:
         for target in targets:
+
             def advance(done: int, total: int, name: str = target.name) -> None:
                 bar.update(f"predicting {name}", done, total)
 
             recorded = record(target.spec, target.space, progress=advance)
             written.append((target.name, len(recorded.rows), recorded.save(folder)))
     if as_json:
-        show_json([{"name": n, "schedules": rows, "source": "predicted", "path": str(path)} for n, rows, path in written])
+        show_json(
+            [{"name": n, "schedules": rows, "source": "predicted", "path": str(path)} for n, rows, path in written]
+        )
         return
     for name, rows, path in written:
         show(f"{name}: {rows} schedules with predicted times: {path}")

@@ -55,7 +55,7 @@ class Target:
 
     name: str
     spec: Spec
-    restrict: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
+    restrict: dict[str, Sequence[str | int]] = field(default_factory=dict)
 
     @functools.cached_property
     def space(self) -> Space:
@@ -68,8 +68,15 @@ def takes_targets(command: Callable[..., None]) -> Callable[..., None]:
     """A command whose first parameter is its targets: gives it the options that name them, and reports its errors."""
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     keyword = inspect.Parameter.KEYWORD_ONLY
-    options = {"recipe": RecipeFile, "workload": Workload, "op": Op, "shape": Shape, "dtype": Dtype, "ranks": Ranks,
-               "topology": TopologyName}
+    options = {
+        "recipe": RecipeFile,
+        "workload": Workload,
+        "op": Op,
+        "shape": Shape,
+        "dtype": Dtype,
+        "ranks": Ranks,
+        "topology": TopologyName,
+    }
     shared = [
         inspect.Parameter(name, keyword, default="bfloat16" if name == "dtype" else None, annotation=hint)
         for name, hint in options.items()
@@ -102,7 +109,7 @@ def targets_of(recipe: Path | None, workload: str | None, declared: Declared) ->
         if getattr(declared, name) is not None:
             raise UsageError(f"--{name} goes with --op", getattr(declared, name), "the recipe says it")
     read_recipe = read(recipe)
-    restrict = dict(read_recipe.restrict)
+    restrict: dict[str, Sequence[str | int]] = dict(read_recipe.restrict)
     specs = read_recipe.specs if workload is None else {workload: read_recipe.spec(workload)}
     return tuple(Target(name, spec, restrict) for name, spec in specs.items())
 
@@ -119,7 +126,7 @@ def declare(declared: Declared) -> Spec:
         return ts.redistribute(ts.Tensor(sizes, declared.dtype, ts.FullRow), ts.Replicate, topology)
     from tilescale.tuner.models import VIEWS
 
-    if declared.op not in VIEWS:
+    if declared.op is None or declared.op not in VIEWS:
         raise UsageError("--op is known", declared.op, nearest(declared.op, [*VIEWS, "all_gather"]))
     if len(sizes) != 3:
         raise UsageError("--shape of a matmul is MxNxK", declared.shape, "such as 4096x10240x8192")

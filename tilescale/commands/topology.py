@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilescale.commands.output import reported, show, show_json, table
+from tilescale.commands.output import FAILED, reported, say, show, show_json, table
 from tilescale.commands.target import AsJson, topology_named
+from tilescale.errors import TopologyError
 
 if TYPE_CHECKING:
     from tilescale.spec.topology import Topology
@@ -22,23 +23,42 @@ def topology(
     ranks: Annotated[int | None, typer.Option("--ranks", help="How many of its GPUs, or virtual ranks.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Without a name: all that are shipped, and whether a GPU is at hand."""
+    """Describe machines, and say if a GPU is here."""
     with reported():
         if name is None:
             _list(as_json)
             return
         from tilescale import canon
-        from tilescale.spec.topology import Topology
 
-        found = Topology.detect() if name == "here" else topology_named(name, ranks)
+        found = _here() if name == "here" else topology_named(name, ranks)
         if as_json:
             show_json({**canon.encode(found), **_facts(found)})
             return
         for key, value in _facts(found).items():
             show(f"{key}: {value}")
-        table(["level", "units", "memory bytes", "link", "GB/s"], [
-            [level.name, level.units, level.memory_bytes, level.link.kind if level.link else "",
-             level.link.gbps if level.link else None] for level in found.levels])
+        table(
+            ["level", "units", "memory bytes", "link", "GB/s"],
+            [
+                [
+                    level.name,
+                    level.units,
+                    level.memory_bytes,
+                    level.link.kind if level.link else "",
+                    level.link.gbps if level.link else None,
+                ]
+                for level in found.levels
+            ],
+        )
+
+
+def _here() -> Topology:
+    from tilescale.spec.topology import Topology
+
+    try:
+        return Topology.detect()
+    except TopologyError as error:
+        say(f"error: {error}")
+        raise typer.Exit(FAILED) from None  # asked rightly; it is not there
 
 
 def _list(as_json: bool) -> None:
@@ -55,8 +75,16 @@ def _list(as_json: bool) -> None:
 
 def _facts(topology: Topology) -> dict[str, Any]:
     return {
-        "name": topology.name, "kind": topology.kind, "ranks": topology.ranks, "gpu": topology.gpu.model,
-        "arch": topology.gpu.arch, "sms_a_rank": topology.sm_share, "link": topology.link.kind,
-        "link_gbps": topology.link.gbps, "peer_access": topology.link.peer_access,
-        "multicast": topology.link.multicast, "source": topology.source, "digest": topology.digest,
+        "name": topology.name,
+        "kind": topology.kind,
+        "ranks": topology.ranks,
+        "gpu": topology.gpu.model,
+        "arch": topology.gpu.arch,
+        "sms_a_rank": topology.sm_share,
+        "link": topology.link.kind,
+        "link_gbps": topology.link.gbps,
+        "peer_access": topology.link.peer_access,
+        "multicast": topology.link.multicast,
+        "source": topology.source,
+        "digest": topology.digest,
     }

@@ -122,7 +122,7 @@ def _tile_us(
 
 
 def costs(spec: Spec, schedule: Schedule, parameters: Parameters = DEFAULT) -> Costs:
-    """Costs of a schedule's steps on the topology of `spec`, whose link already carries the rank's share of a scale model."""
+    """Costs of a schedule's steps on the topology of `spec`. The link of a scale model already is that of the share."""
     topology, gpu = spec.topology, spec.topology.gpu
     shared = 1 if topology.kind == "real" else topology.ranks
     rate = gpu.rate_tflops(spec.inputs[0].dtype) if spec.operation.compute == "gemm" else 1.0

@@ -40,7 +40,7 @@ class PreparedOperation:
     in a later call; without it, and in a replayed graph, `check` finds it.
 
     Calls come from one thread at a time and run one after the other, on whatever streams. Replays of a graph are for
-    the caller to order. A schedule that `alternates` can be captured in a graph only in pairs of calls: see `recording`.
+    the caller to order. A schedule that `alternates` can be captured only in pairs of calls: see `recording`.
     """
 
     def __init__(

@@ -74,7 +74,7 @@ class Unfused:
     def __init__(self, torch: Any, spec: Spec, group: Any) -> None:
         moves = [(move.kind, move.operand, move.dim) for move in spec.operation.moves]
         if moves != [("gather", 0, 0)] or spec.operation.compute not in ("gemm", "copy"):
-            raise BundleError("the library path gathers the rows of the first operand", spec.op, "load with the kernels")
+            raise BundleError("the library path gathers the rows of the first operand", spec.op, "load the kernels")
         self._torch, self._spec, self._group = torch, spec, group
 
     def shape(self, shapes: Sequence[Sequence[Any]], world: int) -> list[Any]:

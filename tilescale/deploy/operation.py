@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilescale.deploy import tensors
+from tilescale.deploy.driver import Matrix
 from tilescale.deploy.launch import OPERANDS, PreparedOperation
 from tilescale.deploy.library import Unfused, tensor_at
-from tilescale.deploy.driver import Matrix
 from tilescale.deploy.manifest import OperationEntry, Variant
 from tilescale.errors import BundleError
 
@@ -23,10 +23,10 @@ class LibraryFallback(UserWarning):
 
 @dataclass(frozen=True)
 class Serving:
-    """One tuned variant, and its kernels where they can run here."""
+    """One tuned variant with its kernels, ready to run."""
 
     variant: Variant
-    prepared: PreparedOperation | None
+    prepared: PreparedOperation
 
 
 class Operation:
@@ -34,18 +34,17 @@ class Operation:
 
     Takes this rank's tensors as declared (a column-major B also as a Linear's weight, (N, K)), or DTensors placed as
     declared, and returns the like. Shapes that were tuned run the bundle's kernels. For others, and where `reason` says
-    why kernels cannot run here, `on_mismatch` decides: "error" raises BundleError before anything is enqueued, "library"
-    runs torch.distributed and torch.mm, with one warning an operation.
+    why kernels cannot run here, `on_mismatch` decides: "error" raises BundleError before anything is enqueued,
+    "library" runs torch.distributed and torch.mm, with one warning an operation.
     """
 
     def __init__(
-        self, torch: Any, entry: OperationEntry, servings: Sequence[Serving], rank: int, group: Any, on_mismatch: str,
-        reason: str = "",
+        self, torch: Any, entry: OperationEntry, servings: Sequence[Serving], rank: int, world: int, group: Any,
+        on_mismatch: str, reason: str = "",
     ) -> None:
         self.name, self.rank, self.reason = entry.name, rank, reason
-        self._torch, self._servings, self._on_mismatch = torch, tuple(servings), on_mismatch
-        self._spec = entry.variants[0].spec
-        self._world = self._spec.world
+        self._torch, self._servings = torch, tuple(servings)
+        self._spec, self._world = entry.variants[0].spec, world
         self._unfused = Unfused(torch, self._spec, group) if on_mismatch == LIBRARY else None
         self._warned = False
         self.key = ""
@@ -53,12 +52,13 @@ class Operation:
     @property
     def shapes(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
         """Local shapes of the inputs that were tuned, one tuple a variant."""
-        return tuple(tuple(each.shape for each in tensors.local_inputs(s.variant.spec, self.rank)) for s in self._servings)
+        inputs = (tensors.local_inputs(serving.variant.spec, self.rank) for serving in self._servings)
+        return tuple(tuple(local.shape for local in each) for each in inputs)
 
     @property
     def schedule_id(self) -> str:
         """Digest of what runs: of the first variant's schedule, or "library"."""
-        return self._servings[0].variant.schedule_digest if self._servings[0].prepared else LIBRARY
+        return self._servings[0].variant.schedule_digest if self._servings else LIBRARY
 
     def __call__(self, *inputs: Any, out: Any = None) -> Any:
         torch = self._torch
@@ -88,12 +88,12 @@ class Operation:
         if serving is not None:
             return inputs[0].new_empty(tensors.local_output(serving.variant.spec, self.rank).shape, dtype=dtype)
         shapes = [tuple(value.shape) for value in self._as_declared(inputs)]
-        return inputs[0].new_empty(self._library().shape(shapes, self._world), dtype=dtype)
+        return inputs[0].new_empty(self._library(inputs).shape(shapes, self._world), dtype=dtype)
 
     def symmetric_input(self) -> Any:
         """The memory that peers read the first operand from, as a tensor to write to; for inputs="symmetric"."""
         for serving in self._servings:
-            address = serving.prepared.operand(OPERANDS[0]) if serving.prepared else None
+            address = serving.prepared.operand(OPERANDS[0])
             if address is not None:
                 local = tensors.local_inputs(serving.variant.spec, self.rank)[0]
                 rows, columns = local.shape[0], tensors.contiguous(local.shape)[0]
@@ -103,16 +103,16 @@ class Operation:
 
     # -- dispatch ------------------------------------------------------------------------------------------------------
     def _serving(self, inputs: Sequence[Any]) -> Serving | None:
-        shapes = tuple(tuple(value.shape) for value in inputs)
-        for serving, tuned in zip(self._servings, self.shapes, strict=True):
-            if all(one in (want, want[::-1]) for one, want in zip(shapes, tuned, strict=True)):
+        for serving in self._servings:
+            tuned = tensors.local_inputs(serving.variant.spec, self.rank)
+            if all(tensors.has_shape(value, local) for value, local in zip(inputs, tuned, strict=True)):
                 return serving
         return None
 
     def _dispatch(self, inputs: Sequence[Any], out: Any) -> Any:
         serving = self._serving(inputs)
-        if serving is None or serving.prepared is None:
-            return self._run_library(inputs, out, serving)
+        if serving is None:
+            return self._run_library(inputs, out)
         spec, torch = serving.variant.spec, self._torch
         given = [tensors.as_declared(v, local)
                  for v, local in zip(inputs, tensors.local_inputs(spec, self.rank), strict=True)]
@@ -124,33 +124,31 @@ class Operation:
         serving.prepared(operands, int(torch.cuda.current_stream(given[0].device).cuda_stream))
         return out
 
-    def _run_library(self, inputs: Sequence[Any], out: Any, serving: Serving | None) -> Any:
-        reason = self.reason or f"shapes {[tuple(value.shape) for value in inputs]} were not tuned"
-        if self._unfused is None:
-            known = "; ".join(" ".join(map(str, shapes)) for shapes in self.shapes)
-            raise BundleError(f"{self.name} runs kernels tuned for local shapes {known}", reason,
-                              'tune and export these shapes, or load with on_mismatch="library"')
-        given = self._as_declared(inputs)
+    def _run_library(self, inputs: Sequence[Any], out: Any) -> Any:
+        library, given = self._library(inputs), self._as_declared(inputs)
         if not self._warned:
             self._warned = True
-            warnings.warn(f"{self.name} runs as library calls: {reason}", LibraryFallback, stacklevel=5)
-        shape = self._unfused.shape([value.shape for value in given], self._world)
-        dtype = getattr(self._torch, self._spec.output.dtype)
+            warnings.warn(f"{self.name} runs as library calls: {self._why(inputs)}", LibraryFallback, stacklevel=5)
+        shape = tuple(library.shape([value.shape for value in given], self._world))
+        local = tensors.Local("out", shape, tensors.contiguous(shape), self._spec.output.dtype)
         if out is None:
-            out = given[0].new_empty(shape, dtype=dtype)
-        tensors.as_declared(out, tensors.Local("out", tuple(shape), tensors.contiguous(shape), self._spec.output.dtype))
-        self._unfused(given, out)
+            out = given[0].new_empty(shape, dtype=getattr(self._torch, local.dtype))
+        library(given, tensors.as_declared(out, local))
         return out
 
-    def _library(self) -> Unfused:
+    def _why(self, inputs: Sequence[Any]) -> str:
+        return self.reason or f"local shapes {' '.join(str(tuple(value.shape)) for value in inputs)} were not tuned"
+
+    def _library(self, inputs: Sequence[Any]) -> Unfused:
+        """The path without kernels. Raises BundleError where the caller wants none, saying why it would be taken."""
         if self._unfused is None:
             known = "; ".join(" ".join(map(str, shapes)) for shapes in self.shapes)
-            raise BundleError(f"{self.name} runs kernels tuned for local shapes {known}", "others",
+            raise BundleError(f"{self.name} runs kernels tuned for local shapes {known}", self._why(inputs),
                               'tune and export these shapes, or load with on_mismatch="library"')
         return self._unfused
 
     def _as_declared(self, inputs: Sequence[Any]) -> list[Any]:
-        """Inputs of any size, as declared: the first fixes K, and the second may come as (N, K) where it is column-major."""
+        """Inputs of any size, as declared: the first fixes K; a column-major second may come as (N, K)."""
         found = list(inputs)
         for index, (value, declared) in enumerate(zip(inputs, self._spec.inputs, strict=True)):
             if tensors.dtype_name(value) != declared.dtype:
@@ -162,7 +160,7 @@ class Operation:
             as_weight = self._spec.inputs[1].order == "col" and b.shape[0] != k and b.shape[1] == k
             found[1] = b.t() if as_weight else b
             if found[1].shape[0] != k:
-                raise BundleError(f"a has as many columns as b has rows: {k}", found[1].shape[0], "pass matching tensors")
+                raise BundleError(f"a has as many columns as b has rows: {k}", found[1].shape[0], "pass such tensors")
         return found
 
     def _wrap(self, result: Any, mesh: Any) -> Any:
@@ -175,24 +173,20 @@ class Operation:
     def check(self) -> None:
         """Wait for the calls on the current stream, and raise OperationFailed where one failed on this rank."""
         for serving in self._servings:
-            if serving.prepared is not None:
-                serving.prepared.check(int(self._torch.cuda.current_stream().cuda_stream))
+            serving.prepared.check(int(self._torch.cuda.current_stream().cuda_stream))
 
     def recording(self) -> Any:
         """Around the capture of a CUDA graph: see PreparedOperation.recording. For operations of one variant."""
-        prepared = [serving.prepared for serving in self._servings if serving.prepared is not None]
-        if len(prepared) != 1:
-            raise BundleError("a recording is of one variant with kernels", len(prepared), "export it alone")
-        return prepared[0].recording()
+        if len(self._servings) != 1:
+            raise BundleError("a recording is of one variant with kernels", len(self._servings), "export it alone")
+        return self._servings[0].prepared.recording()
 
     def renew(self) -> None:
         """New workspaces after a failure, collectively."""
         for serving in self._servings:
-            if serving.prepared is not None:
-                serving.prepared.renew()
+            serving.prepared.renew()
 
     def close(self) -> None:
         """Collective."""
         for serving in self._servings:
-            if serving.prepared is not None:
-                serving.prepared.close()
+            serving.prepared.close()

@@ -161,7 +161,8 @@ class LaunchSequence:
             [workspace.address(slot) if slot.buffer in workspace else 0 for slot in program.slots],
             [workspace.stride(slot.buffer) for slot in program.slots], workspace.counters, state=workspace.state,
             steps=self._tables.get(launch.steps, 0), blocks=self._tables.get(launch.block_rows, 0),
-            time_limit_ns=self._time_limit_ns, rank=workspace.rank, last=launch.participants, n=program.n, k=program.k)
+            time_limit_ns=self._time_limit_ns, rank=workspace.rank, last=launch.participants, n=program.n, k=program.k,
+            link_fs_per_byte=program.link_fs_per_byte)
         parameters = KernelParameters(arguments, len(program.slots))
         for index, spec in enumerate(program.maps):
             if spec.buffer in workspace:

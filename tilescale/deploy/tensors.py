@@ -1,4 +1,4 @@
-"""The caller's tensors, checked against a declaration before anything is launched. Torch is used through its objects."""
+"""The caller's tensors, checked against a declaration before anything is launched."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def as_declared(value: Any, local: Local) -> Any:
     its strides tell, so w is then passed as `w.t()`. Raises BundleError for another dtype, shape or memory order.
     """
     if dtype_name(value) != local.dtype:
-        raise BundleError(f"{local.name} is {local.dtype}", dtype_name(value), "convert it with torch, or tune for that type")
+        raise BundleError(f"{local.name} is {local.dtype}", dtype_name(value), "convert it, or tune for that type")
     shape = tuple(value.shape)
-    if shape == local.shape[::-1] != local.shape and local.strides == (1, local.shape[0]) and value.is_contiguous():
+    if shape != local.shape and has_shape(value, local) and value.is_contiguous():
         return value.t()
     if shape != local.shape:
         raise BundleError(f"{local.name} has the shape it was tuned for: {local.shape}", shape, "see `shapes`")
@@ -72,6 +72,12 @@ def as_declared(value: Any, local: Local) -> Any:
         remedy = "pass w.t() of a Linear's weight" if order == "column" else "pass .contiguous()"
         raise BundleError(f"{local.name} is {order}-major: strides {local.strides}", tuple(value.stride()), remedy)
     return value
+
+
+def has_shape(value: Any, local: Local) -> bool:
+    """Whether the shape is that of the declared matrix, or of a column-major one as a Linear's weight."""
+    shape = tuple(value.shape)
+    return shape == local.shape or (local.strides != contiguous(local.shape) and shape == local.shape[::-1])
 
 
 def _strides_fit(shape: Sequence[int], found: Sequence[int], wanted: Sequence[int]) -> bool:
@@ -95,10 +101,12 @@ def unwrap(value: Any, declared: Tensor, name: str) -> Any:
     if not is_dtensor(value):
         return value
     if len(value.placements) != 1:
-        raise BundleError(f"{name} is on a mesh of one dimension", len(value.placements), "pass a submesh, or .to_local()")
+        remedy = "pass a submesh, or .to_local()"
+        raise BundleError(f"{name} is on a mesh of one dimension", f"{len(value.placements)} dimensions", remedy)
     view = Tensor(declared.shape, declared.dtype, as_view(value.placements[0]), declared.order).view
     if view != declared.view:
-        raise BundleError(f"{name} is placed as {declared.view.label}", view.label, "redistribute it, or declare that view")
+        remedy = "redistribute it, or declare that view"
+        raise BundleError(f"{name} is placed as {declared.view.label}", view.label, remedy)
     return value.to_local()
 
 

@@ -19,7 +19,7 @@ import torch
 from tilescale.errors import BundleError
 
 
-class Callable(Protocol):
+class Loaded(Protocol):
     """What an operator dispatches to."""
 
     def run(self, inputs: Sequence[Any], out: Any) -> Any: ...
@@ -27,42 +27,43 @@ class Callable(Protocol):
     def empty_output(self, inputs: Sequence[Any]) -> Any: ...
 
 
-_LOADED: weakref.WeakValueDictionary[str, Callable] = weakref.WeakValueDictionary()
+_LOADED: weakref.WeakValueDictionary[str, Loaded] = weakref.WeakValueDictionary()
 _NUMBERS = itertools.count()
 
 
-def enrol(operation: Callable, label: str) -> str:
+def enrol(operation: Loaded, label: str) -> str:
     """Make an operation known to the operators for as long as it lives; returns its key."""
     key = f"{label}#{next(_NUMBERS)}"
     _LOADED[key] = operation
     return key
 
 
-def _find(key: str) -> Callable:
+def _find(key: str) -> Loaded:
     operation = _LOADED.get(key)
     if operation is None:
         raise BundleError("a compiled call has its bundle loaded", key, "keep the loaded operations, and compile again")
     return operation
 
 
-@torch.library.custom_op("tilescale::call", mutates_args=(), schema="(Tensor[] inputs, str key) -> Tensor")
-def call(inputs: Sequence[Any], key: str) -> Any:
-    """The operation's result in a new tensor."""
+def _call(inputs: Sequence[Any], key: str) -> Any:
     return _find(key).run(inputs, None)
 
 
-@torch.library.custom_op("tilescale::call_out", mutates_args=("out",),
-                         schema="(Tensor[] inputs, Tensor(a!) out, str key) -> ()")
-def call_out(inputs: Sequence[Any], out: Any, key: str) -> None:
-    """The operation's result in `out`."""
-    _find(key).run(inputs, out)
-
-
-@call.register_fake
 def _fake_call(inputs: Sequence[Any], key: str) -> Any:
     return _find(key).empty_output(inputs)
 
 
-@call_out.register_fake
+def _call_out(inputs: Sequence[Any], out: Any, key: str) -> None:
+    _find(key).run(inputs, out)
+
+
 def _fake_call_out(inputs: Sequence[Any], out: Any, key: str) -> None:
     return None
+
+
+call = torch.library.custom_op(
+    "tilescale::call", _call, mutates_args=(), schema="(Tensor[] inputs, str key) -> Tensor")
+call.register_fake(_fake_call)
+call_out = torch.library.custom_op(
+    "tilescale::call_out", _call_out, mutates_args=("out",), schema="(Tensor[] inputs, Tensor(a!) out, str key) -> ()")
+call_out.register_fake(_fake_call_out)

@@ -13,7 +13,6 @@ from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec
 
 
-
 @dataclass(frozen=True)
 class Constraint:
     """`holds(spec, schedule)`; `rule` says in words what holds."""

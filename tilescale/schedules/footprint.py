@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
-from tilescale.schedules.plan import Copy, Gemm, Launch, Plan, Region, Role, Signal, Step, Wait
+from tilescale.schedules.plan import Buffer, Copy, Gemm, Launch, Plan, Region, Role, Signal, Step, Wait
 from tilescale.schedules.story import Counterexample, Place
 
 ITEM_SIZES = (1, 2, 4, 8)
@@ -128,10 +128,13 @@ def places(plan: Plan) -> Iterator[tuple[Place, Role, Step]]:
             yield Place(rank, launch.name, role.name, number), role, step
 
 
+Problem = tuple[str, str]  # rule, message
+
+
 def check_steps(plan: Plan) -> Counterexample | None:
     """Bounds, peer visibility, ranks, counters, and shapes of every step."""
     buffers = {b.name: b for b in plan.buffers}
-    checks: dict[type, Callable[[Plan, int, Any], tuple[str, str] | None]] = {
+    checks: dict[type, Callable[[Plan, int, Any], Problem | None]] = {
         Copy: _check_copy,
         Gemm: _check_gemm,
         Signal: _check_signal,
@@ -140,44 +143,28 @@ def check_steps(plan: Plan) -> Counterexample | None:
     for rank in range(plan.world):
         for number, launch, role, step in plan.steps_of(rank):
             for region, write in accesses(step):
-                buffer = buffers.get(region.buffer)
-                if (
-                    buffer is None
-                    or not 0 <= region.rank < plan.world
-                    or region.offset < 0
-                    or region.size <= 0
-                    or region.end > buffer.size
-                ):
-                    return _refuse(
-                        "bounds",
-                        f"{_region(region)} is not inside a buffer"
-                        + (f" of {buffer.size} bytes" if buffer else " of the plan"),
-                        _place(rank, number, launch, role, step),
-                        region,
-                    )
-                if region.rank != rank and not buffer.peer_visible:
-                    return _refuse(
-                        "visibility",
-                        f"rank {rank} uses {region.buffer} of rank {region.rank}, which is not visible to peers",
-                        _place(rank, number, launch, role, step),
-                        region,
-                    )
-                if write and buffer.role == "input":
-                    return _refuse(
-                        "structure",
-                        f"only the caller writes the input {region.buffer}",
-                        _place(rank, number, launch, role, step),
-                        region,
-                    )
+                problem = _check_region(plan, rank, region, write, buffers.get(region.buffer))
+                if problem:
+                    return _refuse(*problem, _place(rank, number, launch, role, step), region)
             clash = _overlapping(step)
             if clash is not None:
-                return _refuse(
-                    "race", "a step writes bytes that it also reads", _place(rank, number, launch, role, step), clash
-                )
+                message = "a step writes bytes that it also reads"
+                return _refuse("race", message, _place(rank, number, launch, role, step), clash)
             problem = checks[type(step)](plan, rank, step)
             if problem:
-                rule, text = problem
-                return _refuse(rule, text, _place(rank, number, launch, role, step))
+                return _refuse(*problem, _place(rank, number, launch, role, step))
+    return None
+
+
+def _check_region(plan: Plan, rank: int, region: Region, write: bool, buffer: Buffer | None) -> Problem | None:
+    if buffer is None or not 0 <= region.rank < plan.world:
+        return "bounds", f"{_region(region)} is not in a buffer of the plan"
+    if region.offset < 0 or region.size <= 0 or region.end > buffer.size:
+        return "bounds", f"{_region(region)} is not inside a buffer of {buffer.size} bytes"
+    if region.rank != rank and not buffer.peer_visible:
+        return "visibility", f"rank {rank} uses {region.buffer} of rank {region.rank}, which peers cannot see"
+    if write and buffer.role == "input":
+        return "structure", f"only the caller writes the input {region.buffer}"
     return None
 
 
@@ -196,13 +183,13 @@ def _place(rank: int, number: int, launch: Launch, role: Role, step: Step) -> Pl
     return Place(rank, launch.name, role.name, number, action=describe(step))
 
 
-def _check_copy(plan: Plan, rank: int, step: Copy) -> tuple[str, str] | None:
+def _check_copy(plan: Plan, rank: int, step: Copy) -> Problem | None:
     if step.src.size != step.dst.size:
         return "copy_size", f"a copy reads as many bytes as it writes; got {step.src.size} and {step.dst.size}"
     return None
 
 
-def _check_signal(plan: Plan, rank: int, step: Signal) -> tuple[str, str] | None:
+def _check_signal(plan: Plan, rank: int, step: Signal) -> Problem | None:
     if not 0 <= step.counter < plan.counters or not 0 <= step.rank < plan.world or step.value < 1:
         return (
             "structure",
@@ -211,13 +198,13 @@ def _check_signal(plan: Plan, rank: int, step: Signal) -> tuple[str, str] | None
     return None
 
 
-def _check_wait(plan: Plan, rank: int, step: Wait) -> tuple[str, str] | None:
+def _check_wait(plan: Plan, rank: int, step: Wait) -> Problem | None:
     if not 0 <= step.counter < plan.counters or step.value < 1:
         return "structure", f"a wait wants at least 1 of one of {plan.counters} counters; got {step}"
     return None
 
 
-def _check_gemm(plan: Plan, rank: int, step: Gemm) -> tuple[str, str] | None:
+def _check_gemm(plan: Plan, rank: int, step: Gemm) -> Problem | None:
     goal, (m, n, k) = plan.goal, (step.m, step.n, step.k)
     if min(m, n, k) < 1 or step.a.size != m * goal.row_bytes or step.out.size != m * goal.output_row_bytes:
         return "gemm_shape", (

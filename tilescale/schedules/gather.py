@@ -15,7 +15,6 @@ from tilescale.schedules.algorithms import Algorithm, Transfer
 from tilescale.schedules.geometry import Chunk, Geometry
 from tilescale.schedules.plan import Copy, Launch, Role, Signal, Step, Wait
 
-
 SIGNAL_THREADS = 32  # small enough to share an SM's registers with a persistent product
 
 

@@ -97,7 +97,10 @@ Step = Copy | Signal | Wait | Gemm
 
 @dataclass(frozen=True)
 class Role:
-    """Steps walked in order by each of `blocks` blocks. `agent`: "blocks", "copy_engine" or "library"."""
+    """Steps walked in order by each of `blocks` blocks. `agent`: "blocks", "copy_engine" or "library" (`blocks` 1).
+
+    Two copies of equal size in one role are shared in the same way by its blocks: what a block has copied it may copy on.
+    """
 
     name: str
     agent: str
@@ -110,7 +113,8 @@ class Launch:
     """A kernel with its roles, one copy by a copy engine, or one library call.
 
     It starts when the launch before it on its `stream` and all of `after` have completed. Blocks of the roles are
-    numbered in the order of `roles`. `body`: "kernel" (name of a kernel family below), "copy_engine", "library".
+    numbered in the order of `roles`. `family`: which kernel carries it out, "copy", "signal", "gemm" or "fused"; or
+    "copy_engine", "library".
     """
 
     name: str
@@ -189,13 +193,17 @@ class Plan:
                     yield number, launch, role, step
                     number += 1
 
-    def counter_totals(self, rank: int) -> tuple[int, ...]:
-        """How much each counter of `rank` grows in one call."""
-        totals = [0] * self.counters
+    @cached_property
+    def _totals(self) -> tuple[tuple[int, ...], ...]:
+        totals = [[0] * self.counters for _ in self.ranks]
         for launches in self.ranks:
             for launch in launches:
                 for role in launch.roles:
                     for step in role.steps:
-                        if isinstance(step, Signal) and step.rank == rank:
-                            totals[step.counter] += step.value * role.blocks
-        return tuple(totals)
+                        if isinstance(step, Signal):
+                            totals[step.rank][step.counter] += step.value * role.blocks
+        return tuple(map(tuple, totals))
+
+    def counter_totals(self, rank: int) -> tuple[int, ...]:
+        """How much each counter of `rank` grows in one call."""
+        return self._totals[rank]

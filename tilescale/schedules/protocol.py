@@ -164,38 +164,56 @@ def _pieces(plan: Plan) -> Cuts:
 
 
 def _seen_from(plan: Plan, pieces: Cuts, base: int) -> Form:
-    names: dict[tuple[object, ...], int] = {}
+    view = _View(plan, pieces, base)
     order = [(base + i) % plan.world for i in range(plan.world)]
-
-    def cells(region: Region) -> Form:
-        table = pieces[region.buffer, region.rank]
-        span = range(table[region.offset], table[region.end])
-        return tuple(sorted(names.setdefault((region.buffer, region.rank, i), len(names)) for i in span))
-
     for writes in (True, False):  # what is written is usually one piece, which leaves no choice of names
         for rank in order:
             for launch in plan.ranks[rank]:
                 for step in launch.steps:
                     for region, write in accesses(step):
                         if write is writes:
-                            cells(region)
-    form: list[object] = []
-    for rank in order:
-        form.append(len(plan.ranks[rank]))
-        numbers = {launch.name: i for i, launch in enumerate(plan.ranks[rank])}
-        for launch in plan.ranks[rank]:
-            form += [launch.stream, tuple(numbers[name] for name in launch.after), len(launch.roles)]
-            for role in launch.roles:
-                form += [role.blocks, len(role.steps)]
-                for step in role.steps:
-                    if isinstance(step, Signal):
-                        peer = (step.rank - base) % plan.world
-                        form += [peer, names.setdefault((step.rank, step.counter), len(names)), step.value]
-                    elif isinstance(step, Wait):
-                        form += [names.setdefault((rank, step.counter), len(names)), -step.value]
-                    else:
-                        form += [
-                            (region.buffer, (region.rank - base) % plan.world, cells(region))
-                            for region, _ in accesses(step)
-                        ]
-    return tuple(form)
+                            view.cells(region)
+    return tuple(view.launches(rank) for rank in order)
+
+
+class _View:
+    """The plan with ranks counted from `base`, and counters and pieces of buffers named by first use."""
+
+    def __init__(self, plan: Plan, pieces: Cuts, base: int) -> None:
+        self.plan, self.pieces, self.base = plan, pieces, base
+        self.names: dict[tuple[object, ...], int] = {}
+
+    def cells(self, region: Region) -> Form:
+        table, names = self.pieces[region.buffer, region.rank], self.names
+        span = range(table[region.offset], table[region.end])
+        return tuple(sorted(names.setdefault((region.buffer, region.rank, i), len(names)) for i in span))
+
+    def counter(self, rank: int, counter: int) -> int:
+        return self.names.setdefault((rank, counter), len(self.names))
+
+    def launches(self, rank: int) -> Form:
+        numbers = {launch.name: i for i, launch in enumerate(self.plan.ranks[rank])}
+        return tuple(
+            (
+                launch.stream,
+                tuple(numbers[name] for name in launch.after),
+                tuple((role.blocks, tuple(self.step(rank, step) for step in role.steps)) for role in launch.roles),
+            )
+            for launch in self.plan.ranks[rank]
+        )
+
+    def step(self, rank: int, step: Step) -> Form:
+        if isinstance(step, Signal):
+            return (
+                "signal",
+                (step.rank - self.base) % self.plan.world,
+                self.counter(step.rank, step.counter),
+                step.value,
+            )
+        if isinstance(step, Wait):
+            return ("wait", self.counter(rank, step.counter), step.value)
+        regions = (
+            (region.buffer, (region.rank - self.base) % self.plan.world, self.cells(region))
+            for region, _ in accesses(step)
+        )
+        return ("copy" if isinstance(step, Copy) else "gemm", *regions)

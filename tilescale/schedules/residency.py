@@ -49,8 +49,7 @@ def check_residency(plan: Plan) -> Counterexample | None:
         largest: dict[int, Launch] = {}
         for launch in launches:
             if launch.agent == "blocks" and _concerned(launch, waited):
-                if launch.stream not in largest or launch.blocks > largest[launch.stream].blocks:
-                    largest[launch.stream] = launch
+                largest[launch.stream] = max(largest.get(launch.stream, launch), launch, key=lambda found: found.blocks)
         blocks = sum(launch.blocks for launch in largest.values())
         if blocks > plan.sm_share:
             names = ", ".join(f"{launch.name} ({launch.blocks})" for _, launch in sorted(largest.items()))

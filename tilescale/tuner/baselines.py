@@ -21,14 +21,21 @@ class Baseline:
 
 
 GEMM = (
-    Baseline("unfused", "communicate, then one library product",
-             lambda s: s.overlap == "none" and s.compute == "library"),
-    Baseline("chunked", "chunks on streams with library products",
-             lambda s: s.overlap == "chunked" and s.compute == "library"),
+    Baseline(
+        "unfused", "communicate, then one library product", lambda s: s.overlap == "none" and s.compute == "library"
+    ),
+    Baseline(
+        "chunked",
+        "chunks on streams with library products",
+        lambda s: s.overlap == "chunked" and s.compute == "library",
+    ),
 )
 COPY = (
-    Baseline("copy_engine", "one copy a peer by the copy engines",
-             lambda s: s.overlap == "none" and s.transport == "copy_engine"),
+    Baseline(
+        "copy_engine",
+        "one copy a peer by the copy engines",
+        lambda s: s.overlap == "none" and s.transport == "copy_engine",
+    ),
     Baseline("peer_copy", "one kernel that copies", lambda s: s.overlap == "none" and s.transport == "peer_copy"),
 )
 

@@ -138,8 +138,11 @@ def workload_of(entry: Mapping[str, Any], topology: Topology) -> Spec:
         arguments["tensor"] = arguments.pop("x")
     spec: Spec = _DECLARES[declaration](topology=topology, **arguments)  # type: ignore[operator]
     if "op" in entry and entry["op"] != spec.op:
-        raise RecipeError("op is what the views declare", f"op = {entry['op']!r}, the views say {spec.op!r}",
-                          "correct op, or the views")
+        raise RecipeError(
+            "op is what the views declare",
+            f"op = {entry['op']!r}, the views say {spec.op!r}",
+            "correct op, or the views",
+        )
     return spec
 
 
@@ -159,8 +162,11 @@ def _tensor(value: Any) -> Tensor:
     _known(table, _TENSOR, "a tensor")
     for key in ("shape", "dtype"):
         if key not in table:
-            raise RecipeError("a tensor has a shape and a dtype", f"no {key}", 'such as { shape = [8192, 8192], '
-                              'dtype = "bfloat16", view = "FullRow" }')
+            raise RecipeError(
+                "a tensor has a shape and a dtype",
+                f"no {key}",
+                'such as { shape = [8192, 8192], dtype = "bfloat16", view = "FullRow" }',
+            )
     return Tensor(**table)
 
 

@@ -24,7 +24,7 @@ def record(
 ) -> RecordedSpace:
     """The space of `spec` with predicted times: one sample a rank, all ranks alike, labelled "predicted"."""
     found = space or Space(spec)
-    prior = Prior(spec, found.schedules, predictor, progress)
+    prior = Prior(spec, found.schedules, predictor, progress, exact=found.feasible)  # nothing estimated
     environment = (("arch", spec.topology.gpu.arch), ("gpu", spec.topology.gpu.model), ("model", "analytic"))
     rows = [
         Measurement(schedule, "ok", "predicted", ((time_us,),) * spec.world, environment=environment)

@@ -40,8 +40,16 @@ def workload_key(spec: Spec) -> perfdb.WorkloadKey:
 
     work = [spec.op, spec.inputs, spec.output, spec.placement, spec.deterministic, spec.then, spec.attributes]
     return perfdb.WorkloadKey(
-        digest=canon.digest([work, spec.world]), op=spec.op, shape=shape_text(spec), dtype=spec.inputs[0].dtype,
-        world=spec.world, label=spec.label, flops=spec.flops, link_bytes=spec.link_bytes, document=canon.dumps(spec))
+        digest=canon.digest([work, spec.world]),
+        op=spec.op,
+        shape=shape_text(spec),
+        dtype=spec.inputs[0].dtype,
+        world=spec.world,
+        label=spec.label,
+        flops=spec.flops,
+        link_bytes=spec.link_bytes,
+        document=canon.dumps(spec),
+    )
 
 
 def shape_text(spec: Spec) -> str:
@@ -55,8 +63,13 @@ def topology_key(spec: Spec) -> perfdb.TopologyKey:
 
     topology = spec.topology
     return perfdb.TopologyKey(
-        digest=topology.digest, name=topology.name, kind=topology.kind, world=topology.world, gpu=topology.gpu.model,
-        document=canon.dumps(topology))
+        digest=topology.digest,
+        name=topology.name,
+        kind=topology.kind,
+        world=topology.world,
+        gpu=topology.gpu.model,
+        document=canon.dumps(topology),
+    )
 
 
 def environment_key(spec: Spec, runner: Runner) -> perfdb.EnvironmentKey:
@@ -74,9 +87,19 @@ def environment_key(spec: Spec, runner: Runner) -> perfdb.EnvironmentKey:
         facts.setdefault("timer_version", f"recording of {space.created} by {space.version}")
     gpus = spec.world if spec.topology.kind == "real" else 1
     return perfdb.EnvironmentKey(
-        gpu=facts.get("gpu", spec.topology.gpu.model), arch=facts.get("arch", spec.topology.gpu.arch),
-        power_cap_w=round(float(facts.get("power_cap_w", 0))), gpu_count=int(facts.get("gpu_count", gpus)),
-        document=json.dumps(facts, sort_keys=True), **{name: facts[name] for name in COLUMNS if name in facts})
+        gpu=facts.get("gpu", spec.topology.gpu.model),
+        arch=facts.get("arch", spec.topology.gpu.arch),
+        power_cap_w=round(float(facts.get("power_cap_w", 0))),
+        gpu_count=int(facts.get("gpu_count", gpus)),
+        document=json.dumps(facts, sort_keys=True),
+        **{name: facts[name] for name in COLUMNS if name in facts},
+    )
+
+
+def environment_pairs(key: perfdb.EnvironmentKey) -> tuple[tuple[str, str], ...]:
+    """The columns of an environment that are set, as sorted pairs of texts."""
+    values = {name: getattr(key, name) for name in ("gpu", "arch", "power_cap_w", "gpu_count", *COLUMNS)}
+    return tuple(sorted((name, str(value)) for name, value in values.items() if value))
 
 
 def facts_of(runner: Runner) -> dict[str, str]:
@@ -98,11 +121,20 @@ def trial_record(key: Key, measurement: Measurement, session: int) -> perfdb.Tri
     import perfdb
 
     return perfdb.TrialRecord(
-        key.workload, key.topology, key.environment, schedule_key(measurement.schedule), source=measurement.source,
-        status=measurement.status, value_us=measurement.value_us if measurement.ok else None,
-        samples_us=measurement.samples_us, message=measurement.message, binary_digest=measurement.binary_digest,
-        table_digest=measurement.table_digest, session_id=session,
-        conditions=json.dumps(dict(measurement.environment), sort_keys=True))
+        key.workload,
+        key.topology,
+        key.environment,
+        schedule_key(measurement.schedule),
+        source=measurement.source,
+        status=measurement.status,
+        value_us=measurement.value_us if measurement.ok else None,
+        samples_us=measurement.samples_us,
+        message=measurement.message,
+        binary_digest=measurement.binary_digest,
+        table_digest=measurement.table_digest,
+        session_id=session,
+        conditions=json.dumps(dict(measurement.environment), sort_keys=True),
+    )
 
 
 def prediction_record(key: Key, schedule: Schedule, predicted_us: float, session: int) -> perfdb.PredictionRecord:
@@ -110,5 +142,11 @@ def prediction_record(key: Key, schedule: Schedule, predicted_us: float, session
     import perfdb
 
     return perfdb.PredictionRecord(
-        key.workload, key.topology, schedule_key(schedule), model="analytic", value_us=predicted_us,
-        environment=key.environment, session_id=session)
+        key.workload,
+        key.topology,
+        schedule_key(schedule),
+        model="analytic",
+        value_us=predicted_us,
+        environment=key.environment,
+        session_id=session,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from tilescale.costmodel.analytic import Prediction
 
+# Says in words what the emulator found about the best schedule of a result.
+Emulate = Callable[["Result"], str]
 # The worst way in which one of several searches ended is that of all.
 _WORST = ("interrupted", "complete", "exhausted")
 
@@ -31,6 +33,8 @@ class Result:
     `best` excepted; `reason`: why it was chosen. `baselines`: microseconds by name. `source` labels every time here.
     `status`: "complete" (the budget was spent), "exhausted" (the whole space was tried) or "interrupted".
     `session`: its id in the database; `measured`: how often the runner was asked. `notes`: what a reader must know.
+    `environment`: sorted pairs of facts about the machine and toolchain that the times belong to. `rows`: the trials as
+    values; that of `best` has its samples.
     """
 
     name: str
@@ -47,6 +51,7 @@ class Result:
     measured: int
     rows: tuple[Trial, ...] = field(repr=False)
     notes: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def trials(self) -> pd.DataFrame:
@@ -77,17 +82,25 @@ class Result:
                 counts[trial.status] = counts.get(trial.status, 0) + 1
         return dict(sorted(counts.items()))
 
-    def export(self, folder: str | Path) -> Path:
-        """Write a bundle of this one operation."""
-        return Results({self.name: self}).export(folder)
+    def export(self, folder: str | Path, emulate: Emulate | None = None) -> Path:
+        """Write a bundle of this one operation; `emulate` as in Results.export."""
+        return Results({self.name: self}).export(folder, emulate)
 
 
 def _row(trial: Trial) -> dict[str, Any]:
     return {
-        "number": trial.number, "origin": trial.origin, "source": trial.source, "status": trial.status,
-        "value_us": float("nan") if trial.value_us is None else trial.value_us, "predicted_us": trial.predicted_us,
-        "schedule": trial.schedule.digest, "label": trial.schedule.label, "message": trial.message,
-        "trial_id": trial.trial_id, "binary_digest": trial.binary_digest, "table_digest": trial.table_digest,
+        "number": trial.number,
+        "origin": trial.origin,
+        "source": trial.source,
+        "status": trial.status,
+        "value_us": float("nan") if trial.value_us is None else trial.value_us,
+        "predicted_us": trial.predicted_us,
+        "schedule": trial.schedule.digest,
+        "label": trial.schedule.label,
+        "message": trial.message,
+        "trial_id": trial.trial_id,
+        "binary_digest": trial.binary_digest,
+        "table_digest": trial.table_digest,
         **trial.schedule.as_dict(),
     }
 
@@ -110,7 +123,7 @@ class Results(Mapping[str, Result]):
 
     @property
     def status(self) -> str:
-        """"interrupted" if one was, "exhausted" if all were, else "complete"."""
+        """ "interrupted" if one was, "exhausted" if all were, else "complete"."""
         if self.unfinished:
             return "interrupted"
         return min((result.status for result in self.values()), key=_WORST.index, default="complete")
@@ -132,16 +145,33 @@ class Results(Mapping[str, Result]):
         """A row a result: what is best, its time and its source, beside the baselines."""
         import pandas as pd
 
-        return pd.DataFrame([{
-            "name": name, "op": r.spec.op, "shape": shape_text(r.spec), "dtype": r.spec.inputs[0].dtype,
-            "world": r.spec.world, "topology": r.spec.topology.name, "source": r.source, "status": r.status,
-            "best_us": r.best_us, "best": r.best.label, "schedule": r.best.digest, "ties": len(r.ties),
-            "trials": len(r.rows), "measured": r.measured,
-            **{f"{baseline}_us": us for baseline, us in r.baselines.items()},
-        } for name, r in self.items()])
+        return pd.DataFrame(
+            [
+                {
+                    "name": name,
+                    "op": r.spec.op,
+                    "shape": shape_text(r.spec),
+                    "dtype": r.spec.inputs[0].dtype,
+                    "world": r.spec.world,
+                    "topology": r.spec.topology.name,
+                    "source": r.source,
+                    "status": r.status,
+                    "best_us": r.best_us,
+                    "best": r.best.label,
+                    "schedule": r.best.digest,
+                    "ties": len(r.ties),
+                    "trials": len(r.rows),
+                    "measured": r.measured,
+                    **{f"{baseline}_us": us for baseline, us in r.baselines.items()},
+                }
+                for name, r in self.items()
+            ]
+        )
 
-    def export(self, folder: str | Path) -> Path:
-        """Write one bundle that holds every result."""
+    def export(self, folder: str | Path, emulate: Emulate | None = None) -> Path:
+        """Write one bundle that holds every result. `emulate(result)`: the emulator's verdict in words, kept in it."""
         from tilescale.tuner.export import export
 
-        return Path(export(self, folder))
+        # What all results have in common: each of several recordings has a timer of its own.
+        shared = set.intersection(*(set(result.environment) for result in self.values())) if self else set()
+        return Path(export(self, folder, emulate=emulate, environment=dict(sorted(shared))))

@@ -113,6 +113,16 @@ class Search:
         best = self._best
         failed = sum(1 for trial in self.trials if not trial.ok)
         total = min(self.budget.trials, self.context.space.feasible)
-        self.report(Progress(
-            self.name, "search", len(self.trials), total, self.budget.seconds_left(), best.value_us if best else None,
-            best.schedule.label if best else "", failed, self.measured))
+        self.report(
+            Progress(
+                self.name,
+                "search",
+                len(self.trials),
+                total,
+                self.budget.seconds_left(),
+                best.value_us if best else None,
+                best.schedule.label if best else "",
+                failed,
+                self.measured,
+            )
+        )

@@ -33,6 +33,14 @@ def opened(where: str | Path | perfdb.Database | None) -> Iterator[perfdb.Databa
         yield stack.enter_context(perfdb.open_database(where))
 
 
+def stored_samples(db: perfdb.Database, trial_id: int) -> Samples:
+    """The samples of a stored trial, one tuple a rank."""
+    import perfdb
+
+    frame = perfdb.samples(db, trial_id)
+    return tuple(tuple(float(us) for us in group["us"]) for _, group in frame.groupby("rank", sort=True))
+
+
 class Store:
     """Trials of one key in one session. `known`: rows stored earlier, by schedule digest; empty without `resume`."""
 
@@ -49,8 +57,20 @@ class Store:
         row = self.known.get(schedule.digest)
         if row is None:
             return None
-        return Trial(number, schedule, row.status, row.source, origin, row.trial_id, row.value_us, predicted_us,
-                     row.message, (), row.binary_digest, row.table_digest)
+        return Trial(
+            number,
+            schedule,
+            row.status,
+            row.source,
+            origin,
+            row.trial_id,
+            row.value_us,
+            predicted_us,
+            row.message,
+            (),
+            row.binary_digest,
+            row.table_digest,
+        )
 
     def keep(self, measurement: Measurement, number: int, predicted_us: float) -> Trial:
         """Commit a measurement; it is on the disk when this returns. Raises RunnerError for another source."""
@@ -62,18 +82,23 @@ class Store:
             prediction = records.prediction_record(self.key, measurement.schedule, predicted_us, self.session)
             self.db.record_prediction(prediction)
         return Trial(
-            number, measurement.schedule, measurement.status, measurement.source, "measured", trial_id,
-            measurement.value_us if measurement.ok else None, predicted_us, measurement.message, measurement.samples_us,
-            measurement.binary_digest, measurement.table_digest)
+            number,
+            measurement.schedule,
+            measurement.status,
+            measurement.source,
+            "measured",
+            trial_id,
+            measurement.value_us if measurement.ok else None,
+            predicted_us,
+            measurement.message,
+            measurement.samples_us,
+            measurement.binary_digest,
+            measurement.table_digest,
+        )
 
     def samples(self, trial: Trial) -> Samples:
         """The samples of a trial, one tuple a rank, from the trial itself or from the database."""
-        import perfdb
-
-        if trial.samples_us:
-            return trial.samples_us
-        frame = perfdb.samples(self.db, trial.trial_id)
-        return tuple(tuple(float(us) for us in group["us"]) for _, group in frame.groupby("rank", sort=True))
+        return trial.samples_us or stored_samples(self.db, trial.trial_id)
 
     def stale_note(self, schedule: Schedule) -> str:
         """Why nothing that is stored for this work answers, where something is stored for another key; else ""."""
@@ -83,8 +108,8 @@ class Store:
             return ""
         key = self.key
         miss = perfdb.explain_miss(
-            self.db, key.workload, key.topology, key.environment, records.schedule_key(schedule),
-            source=key.source)
+            self.db, key.workload, key.topology, key.environment, records.schedule_key(schedule), source=key.source
+        )
         if not miss.nearest or {"op", "shape"} & set(miss.fields):
             return ""
         return f"stored trials do not answer for this run ({miss.reason}); they are kept and not used"

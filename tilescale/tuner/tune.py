@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
@@ -59,15 +59,35 @@ class Settings:
 
 @overload
 def tune(
-    spec: Spec, trials: int = ..., seconds: float = ..., db: str | Path | perfdb.Database | None = ..., seed: int = ...,
-    runner: Runner | None = ..., resume: bool = ..., *, space: Restriction | Space | None = ..., strategy: str = ...,
-    progress: Report | None = ..., command: str = ..., predictor: Predictor = ...,
+    spec: Spec,
+    trials: int = ...,
+    seconds: float = ...,
+    db: str | Path | perfdb.Database | None = ...,
+    seed: int = ...,
+    runner: Runner | None = ...,
+    resume: bool = ...,
+    *,
+    space: Restriction | Space | None = ...,
+    strategy: str = ...,
+    progress: Report | None = ...,
+    command: str = ...,
+    predictor: Predictor = ...,
 ) -> Result: ...
 @overload
 def tune(
-    spec: Mapping[str, Spec], trials: int = ..., seconds: float = ..., db: str | Path | perfdb.Database | None = ...,
-    seed: int = ..., runner: Runner | None = ..., resume: bool = ..., *, space: Restriction | Space | None = ...,
-    strategy: str = ..., progress: Report | None = ..., command: str = ..., predictor: Predictor = ...,
+    spec: Mapping[str, Spec],
+    trials: int = ...,
+    seconds: float = ...,
+    db: str | Path | perfdb.Database | None = ...,
+    seed: int = ...,
+    runner: Runner | None = ...,
+    resume: bool = ...,
+    *,
+    space: Restriction | Space | None = ...,
+    strategy: str = ...,
+    progress: Report | None = ...,
+    command: str = ...,
+    predictor: Predictor = ...,
 ) -> Results: ...
 def tune(
     spec: Spec | Mapping[str, Spec],
@@ -120,13 +140,18 @@ def _space(name: str, spec: Spec, space: Restriction | Space | None) -> Space:
     spec.require_kernels()
     if spec.dims:
         dim = spec.dims[0]
-        raise SpecError("sizes are known when a spec is tuned", f"{name}: {spec.label}",
-                        f"bind them, one spec a bucket: {{'m4096': spec.bind({dim.name}=4096), ...}}")
+        raise SpecError(
+            "sizes are known when a spec is tuned",
+            f"{name}: {spec.label}",
+            f"bind them, one spec a bucket: {{'m4096': spec.bind({dim.name}=4096), ...}}",
+        )
     found = space if isinstance(space, Space) else Space(spec, dict(space or {}))
     if found.feasible == 0:
         raise ScheduleError(
-            f"{name} has a feasible schedule", f"none of {found.size} points: {found.explain_empty()}",
-            "widen the restriction, or change the shape so that the constraint holds")
+            f"{name} has a feasible schedule",
+            f"none of {found.size} points: {found.explain_empty()}",
+            "widen the restriction, or change the shape so that the constraint holds",
+        )
     return found
 
 
@@ -185,10 +210,25 @@ def _result(search: Search, seed: int, notes: tuple[str, ...]) -> Result:
     if search.status != "interrupted":
         _store_decision(search, verdict)
     ties = tuple(trial.schedule for trial in verdict.ties)
+    winner = replace(verdict.winner, samples_us=search.store.samples(verdict.winner))
+    rows = tuple(winner if trial is verdict.winner else trial for trial in trials)
     return Result(
-        search.name, search.context.spec, verdict.winner.schedule, verdict.winner.time_us,
-        times(search.context.spec, trials), ties, verdict.reason, search.store.key.source, search.status,
-        search.store.session, seed, search.measured, tuple(trials), notes)
+        search.name,
+        search.context.spec,
+        winner.schedule,
+        winner.time_us,
+        times(search.context.spec, trials),
+        ties,
+        verdict.reason,
+        search.store.key.source,
+        search.status,
+        search.store.session,
+        seed,
+        search.measured,
+        rows,
+        notes,
+        records.environment_pairs(search.store.key.environment),
+    )
 
 
 def _with_remembered(search: Search) -> list[Trial]:
@@ -203,9 +243,18 @@ def _store_decision(search: Search, verdict: Verdict) -> None:
     import perfdb
 
     key = search.store.key
-    search.store.db.record_decision(perfdb.DecisionRecord(
-        key.workload, key.topology, key.environment, key.source, verdict.winner.trial_id,
-        tuple(trial.trial_id for trial in verdict.ties), verdict.reason, search.store.session))
+    search.store.db.record_decision(
+        perfdb.DecisionRecord(
+            key.workload,
+            key.topology,
+            key.environment,
+            key.source,
+            verdict.winner.trial_id,
+            tuple(trial.trial_id for trial in verdict.ties),
+            verdict.reason,
+            search.store.session,
+        )
+    )
 
 
 def _failed(trials: list[Trial]) -> str:

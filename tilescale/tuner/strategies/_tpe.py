@@ -31,7 +31,8 @@ class Proposer:
         self._restrict = context.space.restrict
         with _quiet():
             sampler = optuna.samplers.TPESampler(
-                seed=context.seed, n_startup_trials=STARTUP, multivariate=True, group=True)
+                seed=context.seed, n_startup_trials=STARTUP, multivariate=True, group=True
+            )
             self._study = optuna.create_study(sampler=sampler)
         self._shown = 0
         self._asked = 0

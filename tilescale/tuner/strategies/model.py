@@ -34,7 +34,8 @@ class Model(Strategy):
         self._told: list[Trial] = []
         self._openings = self._families()
         self._turns: Iterator[Callable[[list[float]], Schedule | None]] = cycle(
-            (self._by_prior, self._by_tpe, self._by_prior, self._by_neighbour))
+            (self._by_prior, self._by_tpe, self._by_prior, self._by_neighbour)
+        )
         self._best: Trial | None = None
         self._place = {schedule: at for at, schedule in enumerate(context.prior.schedules)}
 

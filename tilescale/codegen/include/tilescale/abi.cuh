@@ -9,21 +9,23 @@ typedef unsigned long long u64;
 
 namespace ts {
 
-enum StepKind : u32 { kCopy = 1, kSignal = 2, kWait = 3, kGemm = 4 };
+// kReserve and kPace stand around a copy by a copy engine in the scale model; no plan holds them.
+enum StepKind : u32 { kCopy = 1, kSignal = 2, kWait = 3, kGemm = 4, kReserve = 5, kPace = 6 };
 
 // One row of a step table (64 bytes).
 struct Step {
   u32 kind;
   u32 id;          // number of the step in the plan of this rank
   u32 source;      // copy: pointer slot read; signal: rank signalled; gemm: first tensor map of A
-  u32 target;      // copy: pointer slot written; gemm: pointer slot of the output
-  u32 counter;     // signal, wait
-  u32 value;       // signal: added by each block; wait: growth wanted in this call. gemm: versions of A (1 or 2)
+  u32 target;      // copy: pointer slot written; gemm: pointer slot of the output; reserve, pace: number of the lane
+  u32 counter;     // signal, wait: the counter. copy, reserve: rank that sends
+  u32 value;       // signal: added by each block; wait: growth wanted in this call. copy, reserve: rank that receives.
+                   // gemm: versions of A (1 or 2)
   u32 per_call;    // wait: growth of the counter in one call
   u32 rows;        // gemm: rows of the segment
   u64 source_offset;  // copy: bytes into the slot; gemm: first row of A inside its shard
   u64 target_offset;  // copy: bytes into the slot; gemm: bytes into the output
-  u64 size;        // copy: bytes; gemm: index of the shard in A's tensor map
+  u64 size;        // copy, reserve: bytes; gemm: index of the shard in A's tensor map
   u32 first_tile;  // gemm: number of tiles in the segments before this one
   u32 reserved;
 };
@@ -47,6 +49,15 @@ struct State {
   u32 failed_rank, failed_step, failed_counter, wanted, found;
 };
 
+// The scale model's clocks, in the same page as the state, before the counters: until when the links of a rank are taken,
+// and until when the copies of its host-driven lanes are.
+constexpr u32 kMaxLanes = 8;
+struct Links {
+  u64 egress, ingress;
+  u64 lanes[kMaxLanes];
+};
+constexpr u32 kLinksBeforeCounters = 128;
+
 constexpr u32 kMaxSlots = 96;
 constexpr u32 kMaxRanks = 72;
 
@@ -62,6 +73,7 @@ struct Arguments {
   u32 rank;
   u32 last;                 // 1: the last launch of a call, it advances the epoch
   u32 n, k;                 // gemm: columns of B and of the output; contraction
+  u64 link_fs_per_byte;     // scale model: femtoseconds that a byte takes a link
 };
 
 }  // namespace ts

@@ -69,6 +69,36 @@ TS_DEV void signal_step(const Call& call, const Step& step, bool fence) {
   signal_add((u32*)call.args->counters[step.source] + step.counter, step.value);
 }
 
+// The scale model: ranks share one GPU, and every remote byte takes the links of its sender and its receiver for as long
+// as it would on the machine that is modelled. Signals are not charged.
+constexpr u64 kChargeBytes = 131072;  // small enough that senders into one receiver take turns
+
+TS_DEV Links* links_of(const Call& call, u32 rank) { return (Links*)(call.args->counters[rank] - kLinksBeforeCounters); }
+
+// Takes both links for `bytes`; returns until when.
+TS_DEV u64 charge(const Call& call, u32 sender, u32 receiver, u64 bytes) {
+  u64 end = 0;
+  while (sender != receiver && bytes > 0) {
+    const u64 piece = bytes < kChargeBytes ? bytes : kChargeBytes;
+    const u64 ns = piece * call.args->link_fs_per_byte / 1000000u;
+    const u64 sent = link_reserve(&links_of(call, sender)->egress, ns);
+    const u64 received = link_reserve(&links_of(call, receiver)->ingress, ns);
+    end = sent > received ? sent : received;
+    bytes -= piece;
+  }
+  return end;
+}
+
+// Around a copy by a copy engine: take the links before it, and hold the stream until they are free after it.
+TS_DEV void pace_step(const Call& call, const Step& step) {
+  u64* lane = &links_of(call, call.args->rank)->lanes[step.target];
+  if (step.kind == kReserve) {
+    link_hold(lane, charge(call, step.counter, step.value, step.size));
+  } else {
+    link_release(lane);
+  }
+}
+
 // One thread of every participant of the last launch: whoever comes last completes the call. All have read `calls` by
 // then. `participants` is 0 in launches that are not the last.
 TS_DEV void finish(const Call& call, u32 participants) {

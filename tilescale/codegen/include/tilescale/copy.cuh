@@ -18,12 +18,11 @@ TS_DEV Share share_of(u64 units, u32 index, u32 gang) {
   return {begin, begin + each < units ? begin + each : units};
 }
 
-// Loads and stores by all threads, `copy_unroll` accesses in flight each.
-template <class C> TS_DEV void copy_by_threads(const u8* from, u8* to, u64 size, const Block& me) {
+// Loads and stores of `share` by all threads, `copy_unroll` accesses in flight each.
+template <class C> TS_DEV void copy_by_threads(const u8* from, u8* to, Share share) {
   typedef typename UnitOf<C::copy_unit>::type Unit;
   const Unit* source = (const Unit*)from;
   Unit* target = (Unit*)to;
-  const Share share = share_of(size / C::copy_unit, me.index, me.gang);
   constexpr u32 kStride = C::threads;
   u64 i = share.begin + thread();
   for (; i + (C::copy_unroll - 1) * (u64)kStride < share.end; i += C::copy_unroll * (u64)kStride) {
@@ -34,6 +33,21 @@ template <class C> TS_DEV void copy_by_threads(const u8* from, u8* to, u64 size,
     for (int u = 0; u < C::copy_unroll; ++u) store(target + i + u * kStride, held[u]);
   }
   for (; i < share.end; i += kStride) store(target + i, load(source + i));
+}
+
+// The same, charged to the links piece by piece: a block is done when its bytes are there on the machine modelled.
+template <class C>
+TS_DEV void copy_by_threads_paced(const Call& call, const Step& step, const u8* from, u8* to, Share share) {
+  constexpr u64 kPiece = kChargeBytes / C::copy_unit;
+  u64 end = 0;
+  for (u64 at = share.begin; at < share.end; at += kPiece) {
+    const Share piece{at, at + kPiece < share.end ? at + kPiece : share.end};
+    if (thread() == 0) end = charge(call, step.counter, step.value, (piece.end - piece.begin) * C::copy_unit);
+    copy_by_threads<C>(from, to, piece);
+  }
+  sync();
+  if (thread() == 0) link_wait(end);
+  sync();
 }
 
 // A ring of shared-memory tiles that bulk copies pass through; `tiles` counts all that have passed.
@@ -50,6 +64,7 @@ TS_DEV void copy_by_tma(const Call& call, const Step& step, const u8* from, u8* 
   const u64 begin = units.begin * 16, end = units.end * 16;
   const u32 count = (u32)((end - begin + C::copy_tile_bytes - 1) / C::copy_tile_bytes);
   u32 loaded = 0;
+  u64 paced = 0;
   auto load_next = [&]() {
     const u32 slot = (pipe.tiles + loaded) % C::copy_stages;
     const u64 offset = begin + (u64)loaded * C::copy_tile_bytes;
@@ -65,6 +80,7 @@ TS_DEV void copy_by_tma(const Call& call, const Step& step, const u8* from, u8* 
     const u64 offset = begin + (u64)i * C::copy_tile_bytes;
     const u32 bytes = (u32)(end - offset < C::copy_tile_bytes ? end - offset : C::copy_tile_bytes);
     barrier_wait(call, step, &pipe.full[slot], parity);
+    if constexpr (C::link_clock) paced = charge(call, step.counter, step.value, bytes);
     bulk_store(to + offset, pipe.smem + slot * C::copy_tile_bytes, bytes);
     bulk_commit();
     if (i > 0 && loaded < count) {
@@ -73,6 +89,7 @@ TS_DEV void copy_by_tma(const Call& call, const Step& step, const u8* from, u8* 
     }
   }
   bulk_wait<0>();  // the destination is written, not only the tile read: a signal may follow
+  if constexpr (C::link_clock) link_wait(paced);
   pipe.tiles += count;
 }
 
@@ -82,7 +99,12 @@ template <class C> TS_DEV void copy_step(const Call& call, const Step& step, con
   if constexpr (C::copy_tma) {
     if (thread() == 0) copy_by_tma<C>(call, step, from, to, me, pipe);
   } else {
-    copy_by_threads<C>(from, to, step.size, me);
+    const Share share = share_of(step.size / C::copy_unit, me.index, me.gang);
+    if constexpr (C::link_clock) {
+      copy_by_threads_paced<C>(call, step, from, to, share);
+    } else {
+      copy_by_threads<C>(from, to, share);
+    }
   }
 }
 
@@ -111,6 +133,10 @@ template <class C> TS_DEV void copy_role(const Call& call, const Block& me, u8* 
         if constexpr (C::copy_tma) fence_async_global();
       }
       sync();
+    } else {
+      if constexpr (C::link_clock) {
+        if (thread() == 0) pace_step(call, step);
+      }
     }
     signalled = step.kind == kSignal;
     step_end();

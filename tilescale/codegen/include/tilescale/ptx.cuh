@@ -61,6 +61,27 @@ TS_DEV u64 time_ns() {
 }
 TS_DEV void pause_until(const u32*, u32) { __nanosleep(32); }
 
+// ---- the link clock of the scale model -----------------------------------------------------------------------------
+// Takes a link for `ns` from when it is free, and returns until when. The clock may be a peer's.
+TS_DEV u64 link_reserve(u64* clock, u64 ns) {
+  u64 old;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(old) : "l"(clock) : "memory");
+  for (;;) {
+    const u64 now = time_ns();
+    const u64 end = (old > now ? old : now) + ns;
+    u64 seen;
+    asm volatile("atom.relaxed.sys.global.cas.b64 %0, [%1], %2, %3;" : "=l"(seen) : "l"(clock), "l"(old), "l"(end) : "memory");
+    if (seen == old) return end;
+    old = seen;
+  }
+}
+TS_DEV void link_wait(u64 end) {
+  while ((long long)(end - time_ns()) > 0) __nanosleep(64);
+}
+// Keep an end for the kernel that waits for it.
+TS_DEV void link_hold(u64* lane, u64 end) { *lane = end; }
+TS_DEV void link_release(const u64* lane) { link_wait(*lane); }
+
 // ---- mbarriers -----------------------------------------------------------------------------------------------------
 TS_DEV void mb_init(u64* b, u32 n) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(n) : "memory"); }
 TS_DEV void mb_fence_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
