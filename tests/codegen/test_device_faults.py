@@ -13,6 +13,7 @@ from tilescale.codegen.host.build import INCLUDE
 from tilescale.runtime.emulate import emulate
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
+from tilescale.spec.topology import Topology
 
 TMA = Schedule(transport="tma", overlap="fused", compute="generated", chunk_rows=256, depth=2, num_comm_blocks=4)
 GEMM = Schedule(overlap="fused", compute="generated", chunk_rows=256, depth=2, num_comm_blocks=4, block_m=64,
@@ -30,8 +31,9 @@ FAULTS: dict[str, tuple[str, str, str, tuple[Spec, Schedule]]] = {
         "gemm.cuh", "barrier_wait(call, step, &empty[ring.stage], ring.parity ^ 1u);", "", (ag_gemm(), GEMM)),
     "stage used without waiting": (
         "gemm.cuh", "barrier_wait(call, step, &full[ring.stage], ring.parity);", "", (ag_gemm(), GEMM)),
-    "signal before all threads have stored": ("copy.cuh", "if (!signalled) sync();", "", (ag_gemm(), GEMM)),
-    "wait of one thread only": ("copy.cuh", "      sync();\n    }\n    signalled", "    }\n    signalled",
+    "signal before all threads have stored": ("copy.cuh", "if (!signalled) sync();", "", (
+        ag_gemm(on=Topology.shared_gpu(ranks=4)), GEMM)),
+    "wait of one thread only": ("copy.cuh", "      sync();\n    } else {", "    } else {",
                                 (ag_gemm(), replace(GEMM, direction="pull"))),
     "expected bytes too few": ("gemm.cuh", "mb_expect(full, GemmLayout<C>::stage_bytes);",
                                "mb_expect(full, GemmLayout<C>::stage_bytes - 16);", (ag_gemm(), GEMM)),
