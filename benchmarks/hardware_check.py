@@ -182,12 +182,17 @@ def run(spec: Spec, schedule: Schedule, plan: Any, compiler: Compiler, timed: bo
     except Exception as error:  # noqa: BLE001 (a row says what failed, and the others go on)
         result = {"status": "failed", "message": f"{type(error).__name__}: {error}"[:400]}
     torch.cuda.synchronize()
+    threads_close(operations)
+    return result
+
+
+def threads_close(operations: list[PreparedOperation]) -> None:
+    """Closing is collective, so every rank does it in a thread of its own."""
     threads = [threading.Thread(target=operation.close) for operation in operations]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return result
 
 
 def families() -> dict[str, tuple[Spec, Schedule]]:

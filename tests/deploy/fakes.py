@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from deploy.fake_device import FakeDriver, FakeLibrary, Machine
+
 import tilescale as ts
 from tilescale.codegen.emit import emit
 from tilescale.codegen.program import Program
@@ -16,8 +18,6 @@ from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import space
 from tilescale.spec.declaration import Spec
 from tilescale.tuner.result import Result
-
-from deploy.fake_device import FakeDriver, FakeLibrary, Machine
 
 T = TypeVar("T")
 

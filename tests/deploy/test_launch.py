@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
-from deploy.fakes import Group, ag_gemm, all_gather, kinds, on_all_ranks, one_schedule
 from deploy.fake_device import Arguments
+from deploy.fakes import Group, ag_gemm, all_gather, kinds, on_all_ranks, one_schedule
+
 from tilescale.codegen.program import Slot
 from tilescale.deploy.driver import DriverError, Matrix
 from tilescale.deploy.launch import OperationFailed
@@ -54,7 +55,7 @@ def _cases():
                     yield pytest.param(spec, schedule, id=f"{spec.op}-{ranks}-{inputs}-{schedule.label}".replace(" ", "_"))
 
 
-@pytest.mark.parametrize(("spec", "schedule"), _cases())
+@pytest.mark.parametrize(("spec", "schedule"), list(_cases()))
 def test_every_kind_of_schedule_computes_from_its_argument_bytes(spec, schedule):
     group = Group(spec, schedule, seed=len(schedule.label))
     symmetric = [name for name in "ab"[: len(spec.inputs)] if group.ranks[0].operand(name) is not None]
@@ -106,7 +107,7 @@ def test_arguments_and_tables_are_those_of_the_program():
                     assert machine.real(base) == owner.workspace.state + placed.offset
                     assert stride == placed.stride
             for table, address in ((launch.steps, arguments.steps), (launch.block_rows, arguments.blocks)):
-                assert machine.at(address, len(table) // 2).hex() == table
+                assert not table or machine.at(address, len(table) // 2).hex() == table
             for peer in range(program.world):
                 owner = group.ranks[peer]
                 assert machine.real(arguments.counters[peer]) == owner.workspace.state + program.counters_offset
@@ -327,5 +328,5 @@ def test_a_capture_that_alternates_is_refused_before_it_is_spoilt_and_recorded_i
         operation(operands, stream=7)
     operation.forget_recordings()
     operation(operands, stream=7)
-    with pytest.raises(BundleError, match="even number.*1"), operation.recording():
+    with pytest.raises(BundleError, match=r"even number.*1"), operation.recording():
         operation(operands, stream=7)

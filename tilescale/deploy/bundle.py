@@ -179,12 +179,15 @@ def _write_file(root: Path, path: str, data: bytes) -> FileEntry:
 def _put_in_place(aside: Path, target: Path) -> None:
     """Make `aside` the new `target`; what was there ends up in `aside`."""
     if not target.exists():
-        with contextlib.suppress(FileExistsError):
+        with contextlib.suppress(FileExistsError):  # another writer was faster: replace what it wrote
             aside.rename(target)
             return
-    if _exchange(aside, target):
-        return
-    # No exchange on this file system: two renames, with the old bundle put back if the second fails.
+    if not _exchange(aside, target):
+        rename_twice(aside, target)
+
+
+def rename_twice(aside: Path, target: Path) -> None:
+    """Where a file system cannot swap two folders: for a moment there is none. The old one is put back on failure."""
     old = aside.with_name(aside.name + "-old")
     target.rename(old)
     try:

@@ -14,7 +14,7 @@ from tilescale.deploy.bundle import Bundle, read
 from tilescale.deploy.cuda_driver import find_driver
 from tilescale.deploy.driver import Driver
 from tilescale.deploy.manifest import MANIFEST, KernelEntry, Manifest, Variant
-from tilescale.deploy.preflight import Problem, check_device, stale
+from tilescale.deploy.preflight import Problem, check_device, notes
 from tilescale.errors import BundleError
 
 _AGAIN = "export the bundle again"
@@ -22,8 +22,8 @@ _AGAIN = "export the bundle again"
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome of a check. `unchecked`: what could not be looked at, and why. `stale`: works, but was measured under
-    other conditions. `digest`: of the bundle, "" where its manifest cannot be read."""
+    """The outcome of a check. `unchecked`: what could not be looked at, and why. `notes`: what a user must know though
+    nothing is wrong. `digest`: of the bundle, "" where its manifest cannot be read."""
 
     path: str
     digest: str
@@ -31,7 +31,7 @@ class Report:
     problems: tuple[Problem, ...]
     checked: tuple[str, ...]
     unchecked: tuple[str, ...]
-    stale: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -49,7 +49,7 @@ class Report:
         lines = [f"  problem: {problem}" for problem in self.problems]
         lines += [f"  checked: {text}" for text in self.checked]
         lines += [f"  not checked: {text}" for text in self.unchecked]
-        lines += [f"  stale: {text}" for text in self.stale]
+        lines += [f"  note: {text}" for text in self.notes]
         return "\n".join([head, *lines])
 
 
@@ -70,17 +70,15 @@ def check(path: str | Path, find: Callable[[], Driver | str] = find_driver) -> R
         problems += [*_operations(bundle), *_kernels(bundle)]
         checked += ["programs, tables and digests", "entry points, architecture and compiler of every binary"]
     unchecked = ["that the group has as many ranks as the bundle, and what they share: the loader does"]
-    old: list[str] = []
-    driver = find()
+    driver, facts = find(), None
     if isinstance(driver, str):
         unchecked.insert(0, f"driver, architecture and SMs of the machine: {driver}")
     else:
         facts = driver.facts()
         problems += check_device(manifest, facts)
-        old = stale(manifest, facts)
         checked.append(f"driver, architecture and SMs: {facts.name}")
     return Report(str(path), manifest.digest, len(manifest.files), tuple(problems), tuple(checked), tuple(unchecked),
-                  tuple(old))
+                  tuple(notes(manifest, facts)))
 
 
 def check_files(bundle: Bundle) -> list[Problem]:

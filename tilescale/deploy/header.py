@@ -12,7 +12,7 @@ _LAYOUTS = """\
 #define TILESCALE_MAX_SLOTS @slots@
 #define TILESCALE_MAX_RANKS @ranks@
 
-/* One row of a step table. kind: 1 copy, 2 signal, 3 wait, 4 gemm; the other fields: include/tilescale/abi.cuh. */
+/* One row of a step table. Kinds and the other fields: include/tilescale/abi.cuh. */
 typedef struct tilescale_step {
   uint32_t kind, id, source, target, counter, value, per_call, rows;
   uint64_t source_offset, target_offset, size;
@@ -37,6 +37,7 @@ typedef struct tilescale_arguments {
   uint64_t state, steps, blocks;
   uint64_t time_limit_ns;
   uint32_t rank, last, n, k;
+  uint64_t link_fs_per_byte;
 } tilescale_arguments;
 
 /* Second kernel parameter, by value: CUtensorMap values, aligned to 64 bytes; zeros where nothing is multiplied. */

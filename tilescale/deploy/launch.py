@@ -15,7 +15,7 @@ from tilescale.codegen.table import STATE, Failure, unpack_state
 from tilescale.deploy.driver import Driver, Library
 from tilescale.deploy.modules import Modules
 from tilescale.deploy.sequence import LaunchSequence
-from tilescale.deploy.symmetric import Exchange, Workspace, agree
+from tilescale.deploy.symmetric import Exchange, Workspace, agree, closing_together
 from tilescale.errors import BundleError, TilescaleError
 from tilescale.spec.declaration import Spec
 
@@ -68,12 +68,8 @@ class PreparedOperation:
         self._watched = self._done = self._behind = 0
         self.workspace = Workspace(self.program, self.rank, self._driver, self._exchange, self._symmetric)
         self._sequence: LaunchSequence | None = None
-        try:
+        with closing_together(self.close, self._release):
             agree(self._exchange, self._make_sequence)
-        except BaseException:
-            self._drop_sequence()
-            self.workspace.release()
-            raise
 
     def _make_sequence(self) -> bytes:
         driver = self._driver
@@ -201,6 +197,10 @@ class PreparedOperation:
         """Wait for the calls and give everything back, collectively and at most once."""
         self._drop_sequence()
         self.workspace.close()
+
+    def _release(self) -> None:
+        self._drop_sequence()
+        self.workspace.release()
 
     def _drop_sequence(self) -> None:
         if self._sequence is None:

@@ -17,7 +17,7 @@ from tilescale.deploy.library import TorchLibrary
 from tilescale.deploy.manifest import OperationEntry, Variant
 from tilescale.deploy.modules import Modules
 from tilescale.deploy.operation import LIBRARY, Operation, Serving
-from tilescale.deploy.preflight import Problem, check_device, check_group, runs_on, stale
+from tilescale.deploy.preflight import Problem, check_device, check_group, notes, runs_on
 from tilescale.errors import BundleError, MissingDependency, TilescaleError, nearest
 
 ERROR = "error"
@@ -30,15 +30,15 @@ Find = Callable[[int], Driver | str]
 class Operations:
     """The operations of a loaded bundle, by attribute (`ops.gate_up`) or item (`ops["gate_up"]`).
 
-    `digest`: of the bundle. `reason`: why library calls serve instead of its kernels, "" where those do. `stale`: in
-    what the timings of the bundle are out of date.
+    `digest`: of the bundle. `reason`: why library calls serve instead of its kernels, "" where those do. `notes`: what
+    a user must know though nothing is wrong, such as timings that are stale.
     """
 
     def __init__(
-        self, digest: str, operations: dict[str, Operation], modules: Modules | None, reason: str, old: Sequence[str]
+        self, digest: str, operations: dict[str, Operation], modules: Modules | None, reason: str, notes: Sequence[str]
     ) -> None:
         self._operations, self._modules = operations, modules
-        self.digest, self.reason, self.stale = digest, reason, tuple(old)
+        self.digest, self.reason, self.notes = digest, reason, tuple(notes)
 
     def __getitem__(self, name: str) -> Operation:
         if name not in self._operations:
@@ -119,7 +119,7 @@ def load(
     reason = str(mismatch) if mismatch is not None else ""
     driver = None if reason or isinstance(found, str) else found
     serve = _Server(torch, group, rank, world, bundle, driver, on_mismatch, reason, time_limit_s)
-    return serve.operations(stale(bundle.manifest, look.device) if look.device else ())
+    return serve.operations(notes(bundle.manifest, look.device))
 
 
 def _torch() -> Any:
@@ -192,7 +192,7 @@ class _Server:
         self._modules: Modules | None = None
         self._ready: list[PreparedOperation] = []
 
-    def operations(self, old: Sequence[str]) -> Operations:
+    def operations(self, remarks: Sequence[str]) -> Operations:
         manifest = self._bundle.manifest
         torch_ops = importlib.import_module("tilescale.deploy.torch_ops")
         if self._driver is not None:
@@ -207,7 +207,7 @@ class _Server:
             for prepared in self._ready:  # every rank fails at the same place
                 prepared.close()
             raise
-        return Operations(manifest.digest, made, self._modules, self._reason, old)
+        return Operations(manifest.digest, made, self._modules, self._reason, remarks)
 
     def _operation(self, entry: OperationEntry) -> Operation:
         reason, servings = self._reason, []

@@ -96,12 +96,13 @@ def check_group(manifest: Manifest, world: int, devices: Sequence[DeviceFacts]) 
     return problems
 
 
-def stale(manifest: Manifest, facts: DeviceFacts) -> list[str]:
-    """Facts that make the timings, not the kernels, out of date: in words, one a driver release measured under."""
-    found = set()
+def notes(manifest: Manifest, facts: DeviceFacts | None) -> list[str]:
+    """What a user must know though nothing is wrong: timings that are stale, kernels that are a model's."""
+    found = {f"{t.name}: its kernels charge every remote byte to a modelled link, which is for measuring, not for serving"
+             for t in manifest.topologies if t.kind == "scale_model"}
     for operation in manifest.operations:
         for variant in operation.variants:
             measured = dict(variant.evidence.environment).get("driver", "")
-            if measured and facts.driver and measured != facts.driver:
-                found.add(f"measured under driver {measured}, running under {facts.driver}: tune again to be sure")
+            if measured and facts and facts.driver and measured != facts.driver:
+                found.add(f"stale: measured under driver {measured}, running under {facts.driver}")
     return sorted(found)

@@ -6,8 +6,9 @@ read where they lie ("symmetric" inputs).
 
 from __future__ import annotations
 
+import contextlib
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tilescale.codegen.program import Program, Slot, aligned
 from tilescale.codegen.table import STATE
@@ -40,11 +41,12 @@ class SymmetricMemory:
             if sizes != [size]:
                 actual = f"workspaces of {sizes} bytes"
                 raise BundleError("all ranks load the same operation", actual, "load one bundle")
-            self.addresses: tuple[int, ...] = ()
-            agree(exchange, lambda: self._open([handle[_SIZE.size :] for handle in handles]))
         except BaseException:
             self.release()
             raise
+        self.addresses: tuple[int, ...] = ()
+        with closing_together(self.close, self.release):
+            agree(exchange, lambda: self._open([handle[_SIZE.size :] for handle in handles]))
 
     def _allocate(self) -> bytes:
         size = -(-max(self.size, 1) // _PIECE) * _PIECE
@@ -87,6 +89,19 @@ class SymmetricMemory:
         if self._own:
             self._driver.free(self._own)
             self._own = 0
+
+
+@contextlib.contextmanager
+def closing_together(close: Callable[[], None], release: Callable[[], None]) -> Iterator[None]:
+    """Around an `agree`: where it fails on all ranks `close` collectively, where this one ends alone `release`."""
+    try:
+        yield
+    except BundleError:
+        close()
+        raise
+    except BaseException:
+        release()
+        raise
 
 
 def agree(exchange: Exchange, act: Callable[[], bytes]) -> list[bytes]:

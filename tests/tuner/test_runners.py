@@ -1,0 +1,68 @@
+"""tilescale.tuner.runners: what measures where the caller names no runner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tuner_support import SMALL, SPEC, guess, small_space
+
+from tilescale.errors import RunnerError, TopologyError
+from tilescale.runtime import replay
+from tilescale.spec import detect
+from tilescale.tuner.record_space import record
+from tilescale.tuner.runners import choose, gpu_note
+from tilescale.tuner.tune import tune
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Recorded spaces are looked for here alone, and no GPU is here."""
+    monkeypatch.setattr(replay, "user_folder", lambda: tmp_path)
+    monkeypatch.setattr(replay, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(detect, "model_at_hand", lambda: None)
+    return tmp_path
+
+
+def test_without_times_the_error_says_what_is_missing_and_what_can_be_done() -> None:
+    with pytest.raises(RunnerError) as caught:
+        tune(SPEC, space=SMALL)
+    message = str(caught.value)
+    assert "no GPU is at hand, and no space of this spec" in message
+    for word in ("space", "verify", "emulate", "emit", "predict", "--record", "runner="):
+        assert word in message
+
+
+def test_a_recorded_space_is_replayed_and_labelled(folder: Path) -> None:
+    record(SPEC, small_space(), guess).save(folder)
+    result = tune(SPEC, trials=30, space=SMALL, predictor=guess)
+    assert result.source == "predicted"
+    assert set(result.trials.source) == {"predicted"}
+    assert result.notes[0].startswith("no GPU is at hand: times are predicted by the analytic model")
+    assert result.best_us == pytest.approx(min(guess(SPEC, schedule).us for schedule in small_space()), abs=1e-3)
+
+
+def test_a_measured_recording_is_labelled_replayed(folder: Path) -> None:
+    space = record(SPEC, small_space(), guess)
+    replay.RecordedSpace.of(SPEC, "measured_scale_model", space.rows).save(folder)
+    result = tune(SPEC, trials=5, space=SMALL, predictor=guess)
+    assert (result.source, set(result.trials.source)) == ("replayed", {"replayed"})
+    assert "times are replayed from a recording (measured_scale_model" in result.notes[0]
+
+
+def test_schedules_outside_the_recording_are_illegal_and_the_search_goes_on(folder: Path) -> None:
+    record(SPEC, small_space(), guess).save(folder)
+    result = tune(SPEC, trials=20, predictor=guess, strategy="random")
+    assert set(result.trials.status) == {"ok", "illegal"} or set(result.trials.status) == {"illegal"}
+
+
+def test_a_gpu_is_named_and_that_measuring_on_it_is_not_built(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(SPEC, small_space(), guess).save(folder)
+    monkeypatch.setattr(detect, "model_at_hand", lambda: "H200")
+    assert choose(SPEC).note.startswith("a GPU is at hand (H200); measuring on it is not built yet: times are predicted")
+
+    def undescribed() -> str:
+        raise TopologyError("the GPU at hand is described by a topology", "'H20'")
+
+    monkeypatch.setattr(detect, "model_at_hand", undescribed)
+    assert gpu_note() == "a GPU is at hand, but no topology describes it ('H20')"
