@@ -30,10 +30,12 @@ class Scaled:
 
 
 def scaled(spec: Spec, schedule: Schedule) -> Scaled:
-    """The operation itself where it is small, else the smallest one with every kind of step, two waves and tails."""
+    """The operation itself where it is small (on two working blocks where its blocks are many), else the smallest one
+    with every kind of step, two waves and tails."""
     plan = lower(spec, schedule)
-    if _is_small(spec, plan):
-        return Scaled(spec, schedule, plan, False)
+    if _is_small(spec):
+        threads = sum(launch.blocks * launch.threads for rank in plan.ranks for launch in rank)
+        return Scaled(spec, schedule, plan if threads <= SMALL_THREADS else _fewer_blocks(plan), False)
     gang = min(2, schedule.num_comm_blocks // schedule.depth) if schedule.num_comm_blocks else 0
     chunks = _chunks(spec, schedule)
     unit = schedule.block_m or COPY_ROWS
@@ -44,14 +46,13 @@ def scaled(spec: Spec, schedule: Schedule) -> Scaled:
     return Scaled(small_spec, small, _fewer_blocks(lower(small_spec, small)), True)
 
 
-def _is_small(spec: Spec, plan: Plan) -> bool:
-    threads = sum(launch.blocks * launch.threads for rank in plan.ranks for launch in rank)
+def _is_small(spec: Spec) -> bool:
     elements = spec.inputs[0].nbytes
     macs = 0
     if spec.operation.compute == "gemm":
         m, n, k = spec.mnk
         macs = m * n * k
-    return macs <= SMALL_MACS and elements <= SMALL_BYTES and threads <= SMALL_THREADS
+    return macs <= SMALL_MACS and elements <= SMALL_BYTES
 
 
 def _chunks(spec: Spec, schedule: Schedule) -> int:
