@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         SchemaTooOld,
     )
     from perfdb.misses import Miss, Nearest, explain_miss
-    from perfdb.queries import best, exact, failures, history, known, samples, trials
+    from perfdb.queries import best, exact, failures, history, known, samples, top, trials
     from perfdb.records import (
         SESSION_STATUSES,
         SOURCES,
@@ -67,7 +67,7 @@ _HOMES = {
         "SchemaTooOld",
     ),
     "perfdb.misses": ("Miss", "Nearest", "explain_miss"),
-    "perfdb.queries": ("best", "exact", "failures", "history", "known", "samples", "trials"),
+    "perfdb.queries": ("best", "exact", "failures", "history", "known", "samples", "top", "trials"),
     "perfdb.records": (
         "SESSION_STATUSES",
         "SOURCES",
@@ -116,6 +116,7 @@ __all__ = [
     "known",
     "open_database",
     "samples",
+    "top",
     "trials",
 ]
 

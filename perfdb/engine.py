@@ -9,6 +9,7 @@ bulk loads share one commit (`Database.record_many`).
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,9 +21,11 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from perfdb.errors import CorruptDatabase, DatabaseError
+from perfdb.fast import CACHE_KIB
 
 # How long a writer waits for the other writers; a commit takes milliseconds, so this is many hundred writers deep.
 BUSY_TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_S = 20
 
 WRITE = "perfdb_write"
 
@@ -45,7 +48,7 @@ def parse_url(where: str | Path) -> sa.URL:
         return url.set(database=str(Path(str(url.database)).expanduser().absolute()))
     if url.get_backend_name() != "postgresql":
         raise DatabaseError("a database is SQLite or PostgreSQL", text, "use sqlite:///path or postgresql://host/name")
-    return url
+    return url.set(drivername="postgresql+psycopg")
 
 
 def sqlite_path(url: sa.URL) -> Path | None:
@@ -57,7 +60,7 @@ def make_engine(url: sa.URL, *, foreign_keys: bool = True) -> sa.Engine:
     """An engine whose transactions are explicit: `BEGIN` to read, `BEGIN IMMEDIATE` under the option `WRITE`."""
     if url.get_backend_name() != "sqlite":
         try:
-            return sa.create_engine(url, pool_pre_ping=True)
+            return sa.create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_TIMEOUT_S})
         except ImportError as error:
             raise DatabaseError(
                 "a PostgreSQL URL needs its driver", f"{error.name} is not installed", "pip install 'psycopg[binary]'"
@@ -71,6 +74,7 @@ def make_engine(url: sa.URL, *, foreign_keys: bool = True) -> sa.Engine:
         cursor = connection.cursor()
         cursor.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
         cursor.execute("PRAGMA synchronous = FULL")
+        cursor.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         cursor.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")
         cursor.close()
 
@@ -91,28 +95,34 @@ def way_out(path: Path) -> str:
 
 @contextmanager
 def translated(where: str, path: Path | None) -> Iterator[None]:
-    """Turn what the driver says about a damaged or unusable file into an error with the path and the way out."""
+    """Turn what the driver says about a damaged or unusable file into an error with the path and the way out.
+
+    Errors: DatabaseError; RecordError for a row that breaks a rule of the schema.
+    """
     try:
         yield
     except sa.exc.DBAPIError as error:
-        raised = _translate(error, where, path)
+        raised = translation(error.orig, where, path)
+        if raised is None:
+            raise
+        raise raised from error
+    except Exception as error:
+        # Plain cursors raise the driver's own classes; anything that is not of a driver passes unchanged.
+        raised = translation(error, where, path)
         if raised is None:
             raise
         raise raised from error
 
 
-def _translate(error: sa.exc.DBAPIError, where: str, path: Path | None) -> DatabaseError | None:
+def translation(error: BaseException | None, where: str, path: Path | None) -> DatabaseError | None:
+    """What a driver's error means, None where it is of no driver or means a fault of this package."""
     if path is None:
-        if error.connection_invalidated or isinstance(error, sa.exc.OperationalError):
-            return DatabaseError(
-                "the database server must answer", f"{where}: {error.orig}", "check the URL and the server"
-            )
+        return _server_error(error, where)
+    if not isinstance(error, sqlite3.Error):
         return None
-    if not isinstance(error.orig, sqlite3.DatabaseError):
-        return None
-    name = str(getattr(error.orig, "sqlite_errorname", ""))
+    name = str(getattr(error, "sqlite_errorname", ""))
     if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-        return CorruptDatabase("the database file must be intact", f"{path}: {error.orig}", way_out(path))
+        return CorruptDatabase("the database file must be intact", f"{path}: {error}", way_out(path))
     remedies = {
         "SQLITE_READONLY": "make the file and its folder writable, or copy the database",
         "SQLITE_CANTOPEN": "make the file and its folder readable and writable, or give another path",
@@ -122,5 +132,36 @@ def _translate(error: sa.exc.DBAPIError, where: str, path: Path | None) -> Datab
     }
     for prefix, remedy in remedies.items():
         if name.startswith(prefix):
-            return DatabaseError("the database file must be usable", f"{path}: {error.orig}", remedy)
+            return DatabaseError("the database file must be usable", f"{path}: {error}", remedy)
     return None
+
+
+def _server_error(error: BaseException | None, where: str) -> DatabaseError | None:
+    with contextlib.suppress(ImportError):
+        import psycopg
+
+        if isinstance(error, psycopg.OperationalError):
+            said = " ".join(str(error).split())
+            return DatabaseError("the database server must answer", f"{where}: {said}", "check the URL and the server")
+    return None
+
+
+def broken_rule(error: BaseException | None) -> bool:
+    """Whether a driver refused a row because of a rule of the schema."""
+    if isinstance(error, sqlite3.IntegrityError | sa.exc.IntegrityError):
+        return True
+    with contextlib.suppress(ImportError):
+        import psycopg
+
+        return isinstance(error, psycopg.IntegrityError)
+    return False
+
+
+def may_succeed_later(error: BaseException) -> bool:
+    """Whether a server undid a transaction only because of another one (a deadlock): the same again may succeed."""
+    with contextlib.suppress(ImportError):
+        import psycopg
+
+        orig = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+        return isinstance(orig, psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure)
+    return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
@@ -22,6 +21,7 @@ from perfdb.selects import (
     in_group,
 )
 from perfdb.session import Database
+from perfdb.shapes import shape_distance
 
 Differences = tuple[tuple[str, object, object], ...]
 
@@ -76,7 +76,7 @@ def explain_miss(
     If the key is stored after all, the reason says so and `nearest` is empty.
     """
     with db.read() as connection:
-        asked = _Asked(connection, workload, topology, environment, schedule, source)
+        asked = _Asked(db, connection, workload, topology, environment, schedule, source)
         found = sorted(asked.near_groups(), key=lambda near: (len(near[1]), near[0].environment_id * -1))
         if found and not found[0][1]:
             return _no_difference(connection, found[0][0], digest_of(schedule))
@@ -91,6 +91,7 @@ class _Asked:
 
     def __init__(
         self,
+        db: Database,
         connection: sa.Connection,
         workload: WorkloadKey | str,
         topology: TopologyKey | str,
@@ -98,7 +99,7 @@ class _Asked:
         schedule: ScheduleKey | str,
         source: str,
     ) -> None:
-        self._connection = connection
+        self._db, self._connection = db, connection
         self._workload, self._topology, self._environment, self._schedule = workload, topology, environment, schedule
         self._source = source
         self._environment_value = find_environment(connection, environment)
@@ -107,7 +108,7 @@ class _Asked:
     def near_groups(self) -> Iterator[tuple[Group, Differences]]:
         """Stored groups of this workload, or of the nearest ones of its op, with how they differ from the key."""
         for workload_id, workload_differs in self._workloads():
-            stored = list(groups(self._connection, workload_id))
+            stored = groups(self._db, workload_id)
             machines = environments(self._connection, {group.environment_id for group in stored})
             for group in stored:
                 differs = workload_differs + self._topology_differs(group.topology_id)
@@ -186,16 +187,6 @@ def _no_difference(connection: sa.Connection, group: Group, schedule: str) -> Mi
     return Miss(f"no exact match: trial {interrupted} has this key but was interrupted, which answers nothing")
 
 
-def shape_distance(one: str, other: str) -> float:
-    """Distance of two shapes ("4096x10240x8192"): the sum of |log2| of the ratios; inf if not comparable."""
-    if one == other:
-        return 0.0
-    sizes = [text.split("x") for text in (one, other)]
-    if len(sizes[0]) != len(sizes[1]) or not all(size.isdigit() and int(size) for row in sizes for size in row):
-        return math.inf
-    return sum(abs(math.log2(int(a) / int(b))) for a, b in zip(*sizes, strict=True))
-
-
 def what_is_there(
     db: Database, *, op: str | None, shape: str | None, gpu: str | None, sources: Sequence[str] | None, limit: int = 5
 ) -> list[str]:
@@ -203,7 +194,7 @@ def what_is_there(
     wanted = set(sources or ("measured",))
     lines = []
     with db.read() as connection:
-        rows = list(_stored(connection))
+        rows = list(_stored(db, connection))
         if not rows:
             return ["the database holds no trial"]
         same = [row for row in rows if op in (None, row.op) and shape in (None, row.shape)]
@@ -231,9 +222,9 @@ class _Stored:
     source: str
 
 
-def _stored(connection: sa.Connection) -> Iterator[_Stored]:
+def _stored(db: Database, connection: sa.Connection) -> Iterator[_Stored]:
     for row in connection.execute(sa.select(Workload.id, Workload.op, Workload.shape)).all():
-        found = list(groups(connection, int(row[0])))
+        found = groups(db, int(row[0]))
         machines = environments(connection, {group.environment_id for group in found})
         for group in found:
             yield _Stored(str(row[1]), str(row[2]), machines[group.environment_id].gpu, group.source)

@@ -2,76 +2,50 @@
 
 Keys (workload, topology, environment, schedule, artifact) are stored once and referred to by trials. A trial repeats
 nothing of them, so every question about a GPU or a power cap goes through the environment it was measured in.
+`trial_group`, `standing` and `point` are summaries of `trial`, kept up to date in the transaction that stores a trial (`writing.py`).
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Any, ClassVar
+from datetime import datetime
 
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
-    DateTime,
-    Dialect,
-    Float,
     ForeignKey,
     Index,
-    Integer,
     LargeBinary,
-    MetaData,
     String,
-    Text,
     UniqueConstraint,
     text,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
-from sqlalchemy.types import TypeDecorator, TypeEngine
+from sqlalchemy.orm import Mapped, mapped_column
 
+from perfdb.base import Base, Id, UtcTime, one_of
+from perfdb.models_history import Annotation, ChangePoint, Decision, Prediction, Recommendation, Series
 from perfdb.records import SESSION_STATUSES, SOURCES, STATUSES
 
-# SQLite gives a row id only to a column of type INTEGER.
-Id = BigInteger().with_variant(Integer, "sqlite")
-
-NAMING = {
-    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-    "ck": "ck_%(table_name)s_%(constraint_name)s",
-    "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
-    "pk": "pk_%(table_name)s",
-}
-
-
-def one_of(column: str, values: tuple[str, ...]) -> str:
-    """The SQL of a CHECK: the column holds one of the values."""
-    return f"{column} IN ({', '.join(repr(value) for value in values)})"
-
-
-class UtcTime(TypeDecorator[datetime]):
-    """An aware datetime, stored in UTC; SQLite keeps a sortable text without a zone."""
-
-    impl = DateTime(timezone=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        return None if value is None else value.astimezone(UTC)
-
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-
-
-class Base(DeclarativeBase):
-    """The declarative base; constraint names are fixed so that a migration can name them."""
-
-    metadata = MetaData(naming_convention=NAMING)
-    type_annotation_map: ClassVar[dict[Any, TypeEngine[Any]]] = {
-        datetime: UtcTime(),
-        str: Text(),
-        float: Float(53),
-        int: Integer(),
-    }
+__all__ = [
+    "Annotation",
+    "Artifact",
+    "Base",
+    "ChangePoint",
+    "Decision",
+    "Environment",
+    "Point",
+    "Prediction",
+    "Recommendation",
+    "Samples",
+    "Schedule",
+    "Series",
+    "Standing",
+    "Topology",
+    "Trial",
+    "TrialGroup",
+    "TuningSession",
+    "UtcTime",
+    "Workload",
+]
 
 
 class Workload(Base):
@@ -170,10 +144,12 @@ class TuningSession(Base):
     started_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]
     document: Mapped[str]
+    # The commit of the code under test, "" if nobody said.
+    revision: Mapped[str] = mapped_column(server_default=text("''"))
 
 
 class Trial(Base):
-    """One finished attempt at a schedule. Several rows of one key are repetitions; the newest answers look-ups."""
+    """One finished attempt at a schedule. Several rows of one key are repetitions; `standing` holds the newest."""
 
     __tablename__ = "trial"
     __table_args__ = (
@@ -183,16 +159,6 @@ class Trial(Base):
         CheckConstraint("value_us > 0", "value_us"),
         CheckConstraint("world >= 1", "world"),
         Index("ix_trial_exact", "workload_id", "topology_id", "environment_id", "source", "schedule_id"),
-        Index(
-            "ix_trial_best",
-            "workload_id",
-            "topology_id",
-            "environment_id",
-            "source",
-            "value_us",
-            sqlite_where=text("status = 'ok'"),
-            postgresql_where=text("status = 'ok'"),
-        ),
         Index(
             "ix_trial_failure",
             "status",
@@ -234,106 +200,63 @@ class Samples(Base):
     data: Mapped[bytes] = mapped_column(LargeBinary)
 
 
-class Prediction(Base):
-    """What a model expected, kept to be scored against a later measurement."""
+class TrialGroup(Base):
+    """A workload in one topology, environment and source that has trials: only inside of one are times compared."""
 
-    __tablename__ = "prediction"
+    __tablename__ = "trial_group"
+    __table_args__ = ({"sqlite_with_rowid": False},)
+
+    workload_id: Mapped[int] = mapped_column(ForeignKey("workload.id"), primary_key=True)
+    topology_id: Mapped[int] = mapped_column(ForeignKey("topology.id"), primary_key=True)
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"), primary_key=True)
+    source: Mapped[str] = mapped_column(String(32), primary_key=True)
+
+
+class Standing(Base):
+    """What answers for a key: its newest trial by `recorded_at`. An interrupted trial says nothing and is not here."""
+
+    __tablename__ = "standing"
     __table_args__ = (
-        Index(None, "workload_id", "topology_id", "schedule_id"),
-        CheckConstraint("value_us > 0", "value_us"),
+        Index(
+            "ix_standing_best",
+            "workload_id",
+            "topology_id",
+            "environment_id",
+            "source",
+            "value_us",
+            "trial_id",
+            sqlite_where=text("status = 'ok'"),
+            postgresql_where=text("status = 'ok'"),
+        ),
+        {"sqlite_with_rowid": False},
     )
 
-    id: Mapped[int] = mapped_column(Id, primary_key=True)
-    workload_id: Mapped[int] = mapped_column(ForeignKey("workload.id"))
-    topology_id: Mapped[int] = mapped_column(ForeignKey("topology.id"))
-    schedule_id: Mapped[int] = mapped_column(ForeignKey("schedule.id"))
-    environment_id: Mapped[int | None] = mapped_column(ForeignKey("environment.id"))
-    session_id: Mapped[int | None] = mapped_column(ForeignKey("session.id"))
-    model: Mapped[str]
-    model_digest: Mapped[str] = mapped_column(String(64))
+    workload_id: Mapped[int] = mapped_column(ForeignKey("workload.id"), primary_key=True)
+    topology_id: Mapped[int] = mapped_column(ForeignKey("topology.id"), primary_key=True)
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"), primary_key=True)
+    source: Mapped[str] = mapped_column(String(32), primary_key=True)
+    schedule_id: Mapped[int] = mapped_column(ForeignKey("schedule.id"), primary_key=True)
+    trial_id: Mapped[int] = mapped_column(ForeignKey("trial.id", ondelete="CASCADE"))
+    status: Mapped[str] = mapped_column(String(32))
+    value_us: Mapped[float | None]
+    recorded_at: Mapped[datetime]
+
+
+class Point(Base):
+    """A point of a history: the fastest good trial of one run. `run` is a session, or minus a trial outside of any."""
+
+    __tablename__ = "point"
+    __table_args__ = (
+        Index("ix_point_recorded_at", "recorded_at", "source", "value_us", "trial_id"),
+        Index("ix_point_last", "workload_id", "topology_id", "environment_id", "source", "recorded_at"),
+        {"sqlite_with_rowid": False},
+    )
+
+    workload_id: Mapped[int] = mapped_column(ForeignKey("workload.id"), primary_key=True)
+    topology_id: Mapped[int] = mapped_column(ForeignKey("topology.id"), primary_key=True)
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"), primary_key=True)
+    source: Mapped[str] = mapped_column(String(32), primary_key=True)
+    run: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    trial_id: Mapped[int] = mapped_column(ForeignKey("trial.id", ondelete="CASCADE"))
     value_us: Mapped[float]
-    low_us: Mapped[float | None]
-    high_us: Mapped[float | None]
-    document: Mapped[str]
-    recorded_at: Mapped[datetime]
-
-
-class Decision(Base):
-    """The winner of a session and the trials it tied with (`tie_trial_ids`, a JSON list)."""
-
-    __tablename__ = "decision"
-    __table_args__ = (
-        CheckConstraint(one_of("source", SOURCES), "source"),
-        Index(None, "workload_id", "topology_id", "environment_id", "source"),
-    )
-
-    id: Mapped[int] = mapped_column(Id, primary_key=True)
-    workload_id: Mapped[int] = mapped_column(ForeignKey("workload.id"))
-    topology_id: Mapped[int] = mapped_column(ForeignKey("topology.id"))
-    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"))
-    session_id: Mapped[int | None] = mapped_column(ForeignKey("session.id"))
-    source: Mapped[str] = mapped_column(String(32))
-    winner_trial_id: Mapped[int] = mapped_column(ForeignKey("trial.id"))
-    tie_trial_ids: Mapped[str]
-    reason: Mapped[str]
-    document: Mapped[str]
-    recorded_at: Mapped[datetime]
-
-
-class Series(Base):
-    """A line watched over time. Driver, power cap and toolchain are covariates of its points, not its identity."""
-
-    __tablename__ = "series"
-    __table_args__ = (
-        CheckConstraint(one_of("source", SOURCES), "source"),
-        UniqueConstraint("workload_id", "topology_id", "gpu", "source", "policy"),
-    )
-
-    id: Mapped[int] = mapped_column(Id, primary_key=True)
-    workload_id: Mapped[int] = mapped_column(ForeignKey("workload.id"))
-    topology_id: Mapped[int] = mapped_column(ForeignKey("topology.id"))
-    gpu: Mapped[str]
-    source: Mapped[str] = mapped_column(String(32))
-    policy: Mapped[str]
-    document: Mapped[str]
-
-
-class ChangePoint(Base):
-    """A step that a detector found in a series, at the trial where the new level begins."""
-
-    __tablename__ = "change_point"
-    __table_args__ = (
-        CheckConstraint(one_of("state", ("suspected", "confirmed", "dismissed")), "state"),
-        Index(None, "series_id", "happened_at"),
-    )
-
-    id: Mapped[int] = mapped_column(Id, primary_key=True)
-    series_id: Mapped[int] = mapped_column(ForeignKey("series.id"))
-    trial_id: Mapped[int | None] = mapped_column(ForeignKey("trial.id"))
-    detector: Mapped[str]
-    state: Mapped[str] = mapped_column(String(32))
-    before_us: Mapped[float | None]
-    after_us: Mapped[float | None]
-    p_value: Mapped[float | None]
-    q_value: Mapped[float | None]
-    document: Mapped[str]
-    happened_at: Mapped[datetime]
-    recorded_at: Mapped[datetime]
-
-
-class Annotation(Base):
-    """A remark of a person on a series, a trial, a session or a span of time (an intended change, a bad machine)."""
-
-    __tablename__ = "annotation"
-    __table_args__ = (Index(None, "series_id", "starts_at"),)
-
-    id: Mapped[int] = mapped_column(Id, primary_key=True)
-    series_id: Mapped[int | None] = mapped_column(ForeignKey("series.id"))
-    trial_id: Mapped[int | None] = mapped_column(ForeignKey("trial.id"))
-    session_id: Mapped[int | None] = mapped_column(ForeignKey("session.id"))
-    kind: Mapped[str]
-    author: Mapped[str]
-    remark: Mapped[str]
-    starts_at: Mapped[datetime | None]
-    ends_at: Mapped[datetime | None]
     recorded_at: Mapped[datetime]

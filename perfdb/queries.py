@@ -11,13 +11,14 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
 from perfdb.errors import RecordError
-from perfdb.models import Artifact, Environment, Samples, Schedule, Topology, Trial, Workload
+from perfdb.fast import read_time
+from perfdb.models import Environment, Point, Samples, Schedule, Topology, Trial, Workload
+from perfdb.ranking import Question, ranked
 from perfdb.records import (
     ENVIRONMENT_FIELDS,
     SOURCES,
@@ -32,14 +33,16 @@ from perfdb.records import (
 from perfdb.selects import (
     IS_FAILURE,
     IS_OK,
-    AnySelect,
     checked_sources,
     checked_statuses,
     differences_text,
     digest_of,
     environment_differences,
+    environment_of,
     find_environment,
     frame,
+    groups,
+    typed,
     wide,
 )
 from perfdb.session import Database
@@ -47,10 +50,6 @@ from perfdb.writing import unpack
 
 if TYPE_CHECKING:
     import pandas as pd
-
-# A trial that was interrupted says nothing about its schedule: it never answers a look-up.
-ANSWERS = tuple(status for status in STATUSES if status != "interrupted")
-
 
 def trials(
     db: Database,
@@ -102,45 +101,34 @@ def _mark_stale(
     return result
 
 
-@cache
-def _row_select() -> AnySelect:
-    return (
-        sa.select(
-            Trial.id,
-            Schedule.digest,
-            Trial.source,
-            Trial.status,
-            Trial.value_us,
-            Trial.message,
-            sa.func.coalesce(Artifact.binary_digest, ""),
-            sa.func.coalesce(Artifact.table_digest, ""),
-            Trial.session_id,
-            Trial.recorded_at,
-            Environment.digest,
-        )
-        .select_from(Trial)
-        .join(Workload, Workload.id == Trial.workload_id)
-        .join(Topology, Topology.id == Trial.topology_id)
-        .join(Environment, Environment.id == Trial.environment_id)
-        .join(Schedule, Schedule.id == Trial.schedule_id)
-        .outerjoin(Artifact, Artifact.id == Trial.artifact_id)
-        .where(
-            Workload.digest == sa.bindparam("workload"),
-            Topology.digest == sa.bindparam("topology"),
-            Trial.source == sa.bindparam("source"),
-            Trial.status.in_(ANSWERS),
-        )
-    )
+_ROW = (
+    "SELECT trial.id, schedule.digest, trial.source, trial.status, trial.value_us, trial.message,"
+    " coalesce(artifact.binary_digest, ''), coalesce(artifact.table_digest, ''), trial.session_id, trial.recorded_at,"
+    " environment.digest "
+)
+_REST = (
+    " AND standing.workload_id = workload.id AND standing.topology_id = topology.id"
+    " AND standing.environment_id = environment.id AND standing.source = ?"
+)
+# CROSS JOIN keeps SQLite to this order: the keys by their digests, then one row of `standing`.
+_KEYS = "FROM workload CROSS JOIN topology CROSS JOIN environment CROSS JOIN "
+_TRIAL = " JOIN trial ON trial.id = standing.trial_id LEFT JOIN artifact ON artifact.id = trial.artifact_id "
+_BY_DIGEST = "WHERE workload.digest = ? AND topology.digest = ? AND environment.digest = ?"
+_EXACT = (
+    f"{_ROW}{_KEYS} schedule CROSS JOIN standing {_TRIAL} {_BY_DIGEST} AND schedule.digest = ? {_REST}"
+    " AND standing.schedule_id = schedule.id"
+)
+_KNOWN = f"{_ROW}{_KEYS} standing JOIN schedule ON schedule.id = standing.schedule_id {_TRIAL} {_BY_DIGEST} {_REST}"
+_IN_GROUP = (
+    f"{_ROW} FROM standing JOIN schedule ON schedule.id = standing.schedule_id"
+    f" JOIN environment ON environment.id = standing.environment_id {_TRIAL}"
+    "WHERE standing.workload_id = ? AND standing.topology_id = ? AND standing.environment_id = ?"
+    " AND standing.source = ? AND standing.schedule_id = ?"
+)
 
 
-@cache
-def _exact_select() -> AnySelect:
-    return (
-        _row_select()
-        .where(Environment.digest == sa.bindparam("environment"), Schedule.digest == sa.bindparam("schedule"))
-        .order_by(Trial.id.desc())
-        .limit(1)
-    )
+def _trial_row(row: tuple[Any, ...]) -> TrialRow:
+    return TrialRow(*row[:9], read_time(row[9]), row[10])
 
 
 def exact(
@@ -159,33 +147,37 @@ def exact(
     the newest), marked `stale` with `differs`. `perfdb.explain_miss` says why nothing was found.
     """
     checked_sources(source, ())
-    key = {"workload": digest_of(workload), "topology": digest_of(topology), "source": source}
-    key["schedule"] = digest_of(schedule)
-    with db.read() as connection:
-        row = connection.execute(_exact_select(), {**key, "environment": digest_of(environment)}).first()
-        if row is not None:
-            return TrialRow(*row)
-        if not include_stale:
-            return None
-        statement = _row_select().where(Schedule.digest == sa.bindparam("schedule")).order_by(Trial.id)
-        candidates = [TrialRow(*row) for row in connection.execute(statement, key)]
-        return _nearest_environment(connection, environment, candidates)
+    digests = (digest_of(workload), digest_of(topology), digest_of(environment), digest_of(schedule))
+    found = db.rows(_EXACT, (*digests, source))
+    if found:
+        return _trial_row(found[0])
+    return _nearest_environment(db, environment, digests, source) if include_stale else None
 
 
 def _nearest_environment(
-    connection: sa.Connection, environment: EnvironmentKey | str, candidates: list[TrialRow]
+    db: Database, environment: EnvironmentKey | str, digests: tuple[str, str, str, str], source: str
 ) -> TrialRow | None:
-    asked = find_environment(connection, environment)
+    workload, topology, schedule = (
+        db.rows(f"SELECT id FROM {table} WHERE digest = ?", (digest,))
+        for table, digest in zip(("workload", "topology", "schedule"), (*digests[:2], digests[3]), strict=True)
+    )
+    if not (workload and topology and schedule):
+        return None
+    with db.read() as connection:
+        asked = find_environment(connection, environment)
     if asked is None:
         raise RecordError("an environment named by its digest must be stored", environment, "pass the EnvironmentKey")
-    chosen: tuple[int, TrialRow] | None = None
-    for row in candidates:
-        stored = find_environment(connection, row.environment)
-        assert stored is not None
-        differs = environment_differences(asked, stored)
-        if chosen is None or len(differs) <= chosen[0]:
-            chosen = (len(differs), replace(row, stale=True, differs=differences_text(differs)))
-    return None if chosen is None else chosen[1]
+    chosen: tuple[int, int, TrialRow] | None = None
+    for group in groups(db, int(workload[0][0])):
+        if group.topology_id != topology[0][0] or group.source != source:
+            continue
+        key = (group.workload_id, group.topology_id, group.environment_id, group.source, schedule[0][0])
+        for row in map(_trial_row, db.rows(_IN_GROUP, key)):
+            differs = environment_differences(asked, environment_of(db, group.environment_id))
+            rank = (-len(differs), row.trial_id)
+            if chosen is None or rank > chosen[:2]:
+                chosen = (*rank, replace(row, stale=True, differs=differences_text(differs)))
+    return None if chosen is None else chosen[2]
 
 
 def known(
@@ -198,11 +190,9 @@ def known(
 ) -> dict[str, TrialRow]:
     """What `exact` would answer for each schedule of this key, by digest: what a resumed run need not measure."""
     checked_sources(source, ())
-    key = {"workload": digest_of(workload), "topology": digest_of(topology), "source": source}
-    statement = _row_select().where(Environment.digest == sa.bindparam("environment")).order_by(Trial.id)
-    with db.read() as connection:
-        rows = connection.execute(statement, {**key, "environment": digest_of(environment)}).all()
-    return {str(row[1]): TrialRow(*row) for row in rows}
+    digests = (digest_of(workload), digest_of(topology), digest_of(environment))
+    rows = sorted(db.rows(_KNOWN, (*digests, source)))
+    return {str(row[1]): _trial_row(row) for row in rows}
 
 
 def best(
@@ -229,9 +219,62 @@ def best(
     with `nearest` the rows of the most similar name, labelled in `match`. `frame.attrs["notes"]` says what was kept
     apart or left out.
     """
-    from perfdb.ranking import Question, ranked
+    import pandas as pd  # type: ignore[import-untyped, unused-ignore]
 
-    question = Question(
+    question = _question(op, shape, gpu, world, power_cap_w, workload, topology, environment, sources, limit)
+    found, match = ranked(db, question, limit, include_stale), "exact"
+    notes = found.notes
+    if not found.rows and nearest and question.gpu is not None:
+        with db.read() as connection:
+            names = similar_gpus(connection, question.gpu)
+        if names:
+            found = ranked(db, replace(question, gpu=names[0]), limit, include_stale)
+            match = f"nearest to {question.gpu}"
+            notes = (f"no exact match for GPU {question.gpu}: these are times of {names[0]}", *found.notes)
+    result = typed(pd.DataFrame(list(found.rows), columns=list(found.columns)))
+    result["match"] = match
+    if result.empty:
+        result = result.astype({"rank": "int64", "stale": "bool", "differs": "str"})
+    result.attrs["notes"] = notes
+    return result
+
+
+def top(
+    db: Database,
+    *,
+    op: str | None = None,
+    shape: str | None = None,
+    gpu: str | None = None,
+    world: int | None = None,
+    power_cap_w: int | None = None,
+    workload: WorkloadKey | str | None = None,
+    topology: TopologyKey | str | None = None,
+    environment: EnvironmentKey | str | None = None,
+    sources: Sequence[str] | str | None = None,
+    limit: int = 10,
+    include_stale: bool = False,
+) -> list[dict[str, Any]]:
+    """The rows of `best` (without `match`) as dictionaries, without pandas: for code that asks often."""
+    question = _question(op, shape, gpu, world, power_cap_w, workload, topology, environment, sources, limit)
+    found = ranked(db, question, limit, include_stale)
+    return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+
+
+def _question(
+    op: str | None,
+    shape: str | None,
+    gpu: str | None,
+    world: int | None,
+    power_cap_w: int | None,
+    workload: WorkloadKey | str | None,
+    topology: TopologyKey | str | None,
+    environment: EnvironmentKey | str | None,
+    sources: Sequence[str] | str | None,
+    limit: int,
+) -> Question:
+    if limit < 1:
+        raise RecordError("limit must be at least 1", limit)
+    return Question(
         op=op,
         shape=shape,
         gpu=None if gpu is None else normal_gpu(gpu),
@@ -242,21 +285,6 @@ def best(
         environment=None if environment is None else digest_of(environment),
         sources=checked_sources(sources, ("measured",)),
     )
-    if limit < 1:
-        raise RecordError("limit must be at least 1", limit)
-    with db.read() as connection:
-        result = ranked(connection, question, limit, include_stale)
-        result["match"] = "exact"
-        if result.empty and nearest and question.gpu is not None:
-            names = similar_gpus(connection, question.gpu)
-            if names:
-                result = ranked(connection, replace(question, gpu=names[0]), limit, include_stale)
-                result["match"] = f"nearest to {question.gpu}"
-                result.attrs["notes"] = (
-                    f"no exact match for GPU {question.gpu}: these are times of {names[0]}",
-                    *result.attrs["notes"],
-                )
-    return result
 
 
 def similar_gpus(connection: sa.Connection, gpu: str) -> list[str]:
@@ -287,7 +315,16 @@ def history(
     """
     if policy not in ("best", "all"):
         raise RecordError("policy must be one of best, all", policy)
-    statement = wide().where(IS_OK, Trial.source.in_(checked_sources(sources, ("measured",))))
+    # The summary knows the fastest of each run; one schedule's own points are found among its trials.
+    summed = policy == "best" and schedule is None
+    moment, source = (Point.recorded_at, Point.source) if summed else (Trial.recorded_at, Trial.source)
+    statement = wide().where(IS_OK, source.in_(checked_sources(sources, ("measured",))))
+    if summed:
+        statement = statement.join(Point, Point.trial_id == Trial.id).where(
+            Point.workload_id == Workload.id,
+            Point.topology_id == Topology.id,
+            Point.environment_id == Environment.id,
+        )
     for column, value in (
         (Workload.op, op),
         (Workload.shape, shape),
@@ -299,15 +336,19 @@ def history(
         if value is not None:
             statement = statement.where(column == value)
     if since is not None:
-        statement = statement.where(Trial.recorded_at >= since)
+        statement = statement.where(moment >= since)
     with db.read() as connection:
-        result = frame(statement, connection.execute(statement.order_by(Trial.recorded_at, Trial.id)).all())
-    if policy == "best" and not result.empty:
-        lone = result["session_id"].isna()
-        point = result["session_id"].astype("Float64").where(~lone, -result["trial_id"].astype("Float64"))
-        keys = [point.astype("int64"), *(result[name] for name in ("workload", "topology", "environment", "source"))]
-        result = result.loc[sorted(result.groupby(keys)["value_us"].idxmin())].reset_index(drop=True)
-    return result
+        result = frame(statement, connection.execute(statement.order_by(moment, Trial.id)).all())
+    return result if summed or policy == "all" else _fastest_of_each_run(result)
+
+
+def _fastest_of_each_run(points: pd.DataFrame) -> pd.DataFrame:
+    if points.empty:
+        return points
+    lone = points["session_id"].isna()
+    run = points["session_id"].astype("Float64").where(~lone, -points["trial_id"].astype("Float64"))
+    keys = [run.astype("int64"), *(points[name] for name in ("workload", "topology", "environment", "source"))]
+    return points.loc[sorted(points.groupby(keys)["value_us"].idxmin())].reset_index(drop=True)
 
 
 def failures(

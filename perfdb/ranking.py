@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
-import sqlalchemy as sa
-
-from perfdb.models import Environment, Topology, Trial, Workload
-from perfdb.records import ENVIRONMENT_FIELDS, EnvironmentKey
+from perfdb.fast import read_time
+from perfdb.records import ENVIRONMENT_FIELDS
 from perfdb.selects import (
-    IS_OK,
     Group,
     differences_text,
     environment_differences,
-    environments,
-    frame,
+    environment_of,
     groups,
-    in_group,
-    newest,
-    wide,
+    wide_columns,
 )
-
-if TYPE_CHECKING:
-    import pandas as pd
+from perfdb.session import Database
 
 # The machine as it was set up; the other fields (toolchain, timer, validation) are versions that follow one another.
 MACHINE_FIELDS = ("gpu", "arch", "power_cap_w", "clock_policy", "gpu_count")
 VERSION_FIELDS = tuple(name for name in ENVIRONMENT_FIELDS if name not in MACHINE_FIELDS)
+
+_IN_GROUP = "workload_id = ? AND topology_id = ? AND environment_id = ? AND source = ?"
+# What a row says of its workload, topology and environment is the same for its whole group, and is asked once.
+_TOP = (
+    "SELECT trial.id, trial.value_us, schedule.label, schedule.digest, coalesce(artifact.binary_digest, ''),"
+    " coalesce(artifact.table_digest, ''), trial.session_id, trial.recorded_at, trial.message"
+    " FROM standing JOIN trial ON trial.id = standing.trial_id JOIN schedule ON schedule.id = standing.schedule_id"
+    " LEFT JOIN artifact ON artifact.id = trial.artifact_id WHERE standing.status = 'ok' AND "
+    + " AND ".join(f"standing.{part}" for part in _IN_GROUP.split(" AND "))
+    + " ORDER BY standing.value_us, standing.trial_id LIMIT ?"
+)
+_WORKLOAD = "SELECT op, shape, dtype, world, label, digest FROM workload WHERE id = ?"
+_TOPOLOGY = "SELECT name, kind, digest FROM topology WHERE id = ?"
+_LAST = f"SELECT recorded_at, trial_id FROM point WHERE {_IN_GROUP} ORDER BY recorded_at DESC LIMIT 1"
 
 
 @dataclass(frozen=True)
@@ -46,92 +53,109 @@ class Question:
     sources: tuple[str, ...]
 
 
-def ranked(connection: sa.Connection, question: Question, limit: int, include_stale: bool) -> pd.DataFrame:
-    """The `limit` fastest of each group, with columns rank, stale, differs; `attrs["notes"]` is a tuple of texts."""
-    import pandas as pd  # type: ignore[import-untyped, unused-ignore]
+@dataclass(frozen=True)
+class Ranking:
+    """Rows of `columns`: rank, those of `selects.wide`, stale, differs. `notes`: what was kept apart or left out."""
 
-    found = list(_matching(connection, question))
-    stored = environments(connection, {group.environment_id for group in found})
-    stale = _stale(connection, found, stored)
-    statement = wide().where(IS_OK, newest()).order_by(Trial.value_us).limit(limit)
-    parts = []
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    notes: tuple[str, ...]
+
+
+def ranked(db: Database, question: Question, limit: int, include_stale: bool) -> Ranking:
+    """The `limit` fastest of each group."""
+    found = _matching(db, question)
+    stale = _stale(db, found)
+    columns = ("rank", *wide_columns(), "stale", "differs")
+    rows: list[tuple[Any, ...]] = []
     for group in found:
         if group in stale and not include_stale:
             continue
-        part = frame(statement, connection.execute(statement.where(*in_group(group))).all())
-        if part.empty:
-            continue
-        part.insert(0, "rank", range(1, len(part) + 1))
-        part["stale"], part["differs"] = group in stale, stale.get(group, "")
-        parts.append(part)
-    if not parts:
-        result = frame(statement, [])
-        result.insert(0, "rank", pd.Series(dtype="int64"))
-        result["stale"], result["differs"] = pd.Series(dtype="bool"), pd.Series(dtype="str")
-    else:
-        result = pd.concat(parts, ignore_index=True)
-    result.attrs["notes"] = _notes(result, stale, include_stale)
-    return result
+        rows += _top(db, group, limit, (group in stale, stale.get(group, "")))
+    return Ranking(columns, tuple(rows), _notes(columns, rows, stale, include_stale))
 
 
-def _matching(connection: sa.Connection, question: Question) -> list[Group]:
-    """The groups that fit, fresh and stale, in the order in which they are shown."""
-    statement = sa.select(Workload.id).order_by(Workload.op, Workload.world, Workload.id)
-    for column, value in (
-        (Workload.op, question.op),
-        (Workload.shape, question.shape),
-        (Workload.world, question.world),
-        (Workload.digest, question.workload),
-    ):
-        if value is not None:
-            statement = statement.where(column == value)
-    allowed = sa.select(Environment.id)
-    for column, value in (
-        (Environment.gpu, question.gpu),
-        (Environment.power_cap_w, question.power_cap_w),
-        (Environment.digest, question.environment),
-    ):
-        if value is not None:
-            allowed = allowed.where(column == value)
-    machines = set(connection.execute(allowed).scalars())
-    topologies = None
-    if question.topology is not None:
-        topologies = set(
-            connection.execute(sa.select(Topology.id).where(Topology.digest == question.topology)).scalars()
-        )
+def _top(db: Database, group: Group, limit: int, marks: tuple[bool, str]) -> list[tuple[Any, ...]]:
+    """The fastest of a group, in the columns of `Ranking`."""
+    key = (group.workload_id, group.topology_id, group.environment_id, group.source)
+    op, shape, dtype, world, label, work = db.key_row("workload", _WORKLOAD, group.workload_id)
+    name, kind, place = db.key_row("topology", _TOPOLOGY, group.topology_id)
+    environment = environment_of(db, group.environment_id)
+    work_columns = (op, shape, dtype, world, *(getattr(environment, field) for field in ENVIRONMENT_FIELDS))
+    place_columns = (label, work, name, kind, place, environment.digest)
     return [
-        group
-        for workload_id in connection.execute(statement).scalars().all()
-        for group in groups(connection, int(workload_id))
-        if group.environment_id in machines
-        and group.source in question.sources
-        and (topologies is None or group.topology_id in topologies)
+        (rank, trial, group.source, "ok", value, *work_columns, schedule_label, schedule, *place_columns)
+        + (binary, table, session, read_time(time), message, *marks)
+        for rank, (trial, value, schedule_label, schedule, binary, table, session, time, message) in enumerate(
+            db.rows(_TOP, (*key, limit)), 1
+        )
     ]
 
 
-def _stale(connection: sa.Connection, found: list[Group], stored: dict[int, EnvironmentKey]) -> dict[Group, str]:
+def _matching(db: Database, question: Question) -> list[Group]:
+    """The groups that fit, fresh and stale, in the order in which they are shown."""
+    wanted = {
+        "op": question.op,
+        "shape": question.shape,
+        "world": question.world,
+        "digest": question.workload,
+    }
+    given = {name: value for name, value in wanted.items() if value is not None}
+    where = " WHERE " + " AND ".join(f"{name} = ?" for name in given) if given else ""
+    workloads = sorted(db.rows(f"SELECT op, world, id FROM workload{where}", tuple(given.values())))
+    topologies = None
+    if question.topology is not None:
+        topologies = {int(row[0]) for row in db.rows("SELECT id FROM topology WHERE digest = ?", (question.topology,))}
+    return [
+        group
+        for _, _, workload_id in workloads
+        for group in groups(db, int(workload_id))
+        if group.source in question.sources
+        and (topologies is None or group.topology_id in topologies)
+        and _machine_fits(db, group.environment_id, question)
+    ]
+
+
+def _machine_fits(db: Database, environment_id: int, question: Question) -> bool:
+    stored = environment_of(db, environment_id)
+    return (
+        question.gpu in (None, stored.gpu)
+        and question.power_cap_w in (None, stored.power_cap_w)
+        and question.environment in (None, stored.digest)
+    )
+
+
+def _stale(db: Database, found: list[Group]) -> dict[Group, str]:
     """Groups that a later toolchain, timer or validation on the same setting replaced, and how they differ."""
     alike: dict[tuple[object, ...], list[Group]] = defaultdict(list)
     for group in found:
-        machine = tuple(getattr(stored[group.environment_id], name) for name in MACHINE_FIELDS)
+        stored = environment_of(db, group.environment_id)
+        machine = tuple(getattr(stored, name) for name in MACHINE_FIELDS)
         alike[group.workload_id, group.topology_id, group.source, *machine].append(group)
     replaced: dict[Group, str] = {}
     for members in alike.values():
         if len(members) == 1:
             continue
-        last = {
-            group: connection.execute(sa.select(sa.func.max(Trial.id)).where(*in_group(group))).scalar_one()
-            for group in members
-        }
-        current = max(members, key=lambda group: int(last[group]))
+        last = {group: _last(db, group) for group in members}
+        current = max(members, key=lambda group: last[group])
+        newest = environment_of(db, current.environment_id)
         for group in members:
             if group != current:
-                differs = environment_differences(stored[current.environment_id], stored[group.environment_id])
+                differs = environment_differences(newest, environment_of(db, group.environment_id))
                 replaced[group] = differences_text(differs)
     return replaced
 
 
-def _notes(result: pd.DataFrame, stale: dict[Group, str], include_stale: bool) -> tuple[str, ...]:
+def _last(db: Database, group: Group) -> tuple[str, int]:
+    """When the group was last measured well; a group without a good trial replaces nothing."""
+    key = (group.workload_id, group.topology_id, group.environment_id, group.source)
+    found = db.rows(_LAST, key)
+    return (read_time(found[0][0]).isoformat(), int(found[0][1])) if found else ("", 0)
+
+
+def _notes(
+    columns: tuple[str, ...], rows: Sequence[tuple[Any, ...]], stale: dict[Group, str], include_stale: bool
+) -> tuple[str, ...]:
     notes = []
     for column, what, unit in (
         ("power_cap_w", "power caps", " W"),
@@ -139,7 +163,8 @@ def _notes(result: pd.DataFrame, stale: dict[Group, str], include_stale: bool) -
         ("world", "world sizes", ""),
         ("gpu", "GPU models", ""),
     ):
-        values = sorted(result[column].unique())
+        at = columns.index(column)
+        values = sorted({row[at] for row in rows})
         if len(values) > 1:
             listed = ", ".join(f"{value}{unit}" for value in values)
             notes.append(f"{len(values)} {what} ({listed}): each ranked by itself")

@@ -15,6 +15,7 @@ import math
 import re
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 
 from perfdb.errors import RecordError
 
@@ -126,7 +127,7 @@ class EnvironmentKey:
         _require(bool(self.gpu), "an environment names a GPU model (or 'none')", self.gpu)
         _require(self.power_cap_w >= 0, "power_cap_w is in watts, 0 for none", self.power_cap_w)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """16 hexadecimal digits over `ENVIRONMENT_FIELDS`."""
         values = {name: getattr(self, name) for name in ENVIRONMENT_FIELDS}

@@ -21,9 +21,10 @@ from perfdb.errors import (
     SchemaTooNew,
     SchemaTooOld,
 )
+from perfdb.mounts import refuse_network
 
 # Every schema version that was ever released, oldest first; the last is the one that this code reads and writes.
-VERSIONS = ("0001",)
+VERSIONS = ("0001", "0002")
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 MAGIC = b"SQLite format 3\0"
@@ -50,6 +51,7 @@ def prepare(url: sa.URL, *, create: bool = True, migrate: bool = True) -> Prepar
     """
     path = sqlite_path(url)
     if path is not None:
+        refuse_network(path)
         inspect_file(path, create)
         if path.exists() and path.stat().st_size <= QUICK_CHECK_BYTES:
             quick_check(path)
@@ -149,6 +151,16 @@ def read_version(connection: sa.Connection) -> str | None:
         path = sqlite_path(connection.engine.url)
         raise CorruptDatabase("the database must state its schema version", where, way_out(path) if path else "")
     return str(version)
+
+
+def stated_version(path: Path) -> str | None:
+    """The schema version that a file states, without changing it or checking anything; None if it states none."""
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    except sqlite3.Error:
+        return None
+    return None if row is None else str(row[0])
 
 
 def _prepare(engine: sa.Engine, path: Path | None, create: bool, migrate: bool) -> Prepared:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import aliased
 
 from perfdb.errors import RecordError
 from perfdb.models import Artifact, Environment, Schedule, Topology, Trial, Workload
@@ -24,6 +23,8 @@ from perfdb.records import (
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from perfdb.session import Database
 
 AnySelect = sa.Select[*tuple[Any, ...]]
 AnyRows = Sequence[sa.Row[*tuple[Any, ...]]]
@@ -101,27 +102,21 @@ def wide() -> AnySelect:
     )
 
 
-def newest() -> sa.ColumnElement[bool]:
-    """No later trial of the same key replaces this one; an interrupted one says nothing and replaces nothing."""
-    later = aliased(Trial)
-    same = (
-        later.workload_id == Trial.workload_id,
-        later.topology_id == Trial.topology_id,
-        later.environment_id == Trial.environment_id,
-        later.source == Trial.source,
-        later.schedule_id == Trial.schedule_id,
-        later.id > Trial.id,
-        later.status != "interrupted",
-    )
-    return ~sa.exists().where(*same)
+@cache
+def wide_columns() -> tuple[str, ...]:
+    """The names of the columns of `wide`, in order."""
+    return tuple(str(column.key) for column in wide().selected_columns)
 
 
 def frame(statement: AnySelect, rows: AnyRows) -> pd.DataFrame:
     """A DataFrame with the columns of the statement, also when there are no rows."""
     import pandas as pd  # type: ignore[import-untyped, unused-ignore]
 
-    columns = [str(column.key) for column in statement.selected_columns]
-    result = pd.DataFrame([tuple(row) for row in rows], columns=columns)
+    return typed(pd.DataFrame([tuple(row) for row in rows], columns=[str(c.key) for c in statement.selected_columns]))
+
+
+def typed(result: pd.DataFrame) -> pd.DataFrame:
+    """The same table with the types that its columns have when there are no rows, too."""
     kinds = {"value_us": "float64", "recorded_at": TIME_ZONE, "session_id": "Int64"}
     return result.astype({name: kind for name, kind in kinds.items() if name in result.columns})
 
@@ -136,29 +131,15 @@ class Group:
     source: str
 
 
-@cache
-def _next_group() -> AnySelect:
-    key = (Trial.topology_id, Trial.environment_id, Trial.source)
-    return (
-        sa.select(*key)
-        .where(
-            Trial.workload_id == sa.bindparam("workload"),
-            sa.tuple_(*key) > sa.tuple_(*(sa.bindparam(name) for name in ("topology", "environment", "source"))),
-        )
-        .order_by(*key)
-        .limit(1)
-    )
+_GROUPS = (
+    "SELECT workload_id, topology_id, environment_id, source FROM trial_group WHERE workload_id = ?"
+    " ORDER BY topology_id, environment_id, source"
+)
 
 
-def groups(connection: sa.Connection, workload_id: int) -> Iterator[Group]:
-    """The groups of a workload. Jumps from group to group in the index: the number of trials does not matter."""
-    last: Mapping[str, int | str] = {"topology": 0, "environment": 0, "source": ""}
-    while True:
-        row = connection.execute(_next_group(), {"workload": workload_id, **last}).first()
-        if row is None:
-            return
-        last = {"topology": row[0], "environment": row[1], "source": row[2]}
-        yield Group(workload_id, int(row[0]), int(row[1]), str(row[2]))
+def groups(db: Database, workload_id: int) -> list[Group]:
+    """The groups of a workload, whatever the number of their trials."""
+    return [Group(*row) for row in db.rows(_GROUPS, (workload_id,))]
 
 
 def in_group(group: Group) -> tuple[sa.ColumnElement[bool], ...]:
@@ -169,6 +150,18 @@ def in_group(group: Group) -> tuple[sa.ColumnElement[bool], ...]:
         Trial.environment_id == group.environment_id,
         Trial.source == group.source,
     )
+
+
+_ENVIRONMENTS = f"SELECT {', '.join(ENVIRONMENT_FIELDS)} FROM environment WHERE id = ?"
+
+
+def environment_of(db: Database, environment_id: int) -> EnvironmentKey:
+    """A stored environment by row id; asked once, because keys never change."""
+    found = db.environments.get(environment_id)
+    if found is None:
+        (row,) = db.rows(_ENVIRONMENTS, (environment_id,))
+        found = db.environments[environment_id] = EnvironmentKey(**dict(zip(ENVIRONMENT_FIELDS, row, strict=True)))
+    return found
 
 
 def environments(connection: sa.Connection, ids: Collection[int]) -> dict[int, EnvironmentKey]:

@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import sqlalchemy as sa
 
-from perfdb.engine import WRITE, make_engine, parse_url, sqlite_path, translated
+from perfdb.engine import (
+    BUSY_TIMEOUT_S,
+    WRITE,
+    broken_rule,
+    make_engine,
+    may_succeed_later,
+    parse_url,
+    sqlite_path,
+    translated,
+)
 from perfdb.errors import DatabaseError, RecordError
+from perfdb.fast import Reader, connector
 from perfdb.models import TuningSession
-from perfdb.records import SESSION_STATUSES, DecisionRecord, PredictionRecord, TrialRecord
+from perfdb.records import SESSION_STATUSES, DecisionRecord, EnvironmentKey, PredictionRecord, TrialRecord
 from perfdb.schema import prepare
 from perfdb.writing import Transaction, Writer, now
+
+T = TypeVar("T")
+
+# How often a transaction that a server undid because of another one is tried again.
+TRIES = 8
 
 
 def default_url() -> str:
@@ -49,6 +65,10 @@ class Database:
         self.url = url.render_as_string()
         self.path = sqlite_path(url)
         self._engine = make_engine(url)
+        self.reader = Reader(connector(url, BUSY_TIMEOUT_S), self._engine.dialect.name)
+        # Environments by row id: keys never change, so what was read once holds.
+        self.environments: dict[int, EnvironmentKey] = {}
+        self._keys: dict[tuple[str, int], tuple[Any, ...]] = {}
         self._writer = Writer()
         self._process = os.getpid()
         self._closed = False
@@ -64,6 +84,7 @@ class Database:
     def close(self) -> None:
         """Close every connection; closing twice is fine."""
         self._closed = True
+        self.reader.close()
         self._engine.dispose()
 
     @contextmanager
@@ -71,6 +92,20 @@ class Database:
         """A connection with one consistent view of the database."""
         with translated(self.url, self.path), self._live_engine().begin() as connection:
             yield connection
+
+    def rows(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """All rows of a SELECT in plain SQL (`?` for a value): the short way for look-ups."""
+        self._live_engine()
+        with translated(self.url, self.path):
+            return self.reader.rows(sql, values)
+
+    def key_row(self, table: str, sql: str, row_id: int) -> tuple[Any, ...]:
+        """The row of a key table, asked once: keys never change."""
+        found = self._keys.get((table, row_id))
+        if found is None:
+            (found,) = self.rows(sql, (row_id,))
+            self._keys[table, row_id] = found
+        return found
 
     @contextmanager
     def write(self) -> Iterator[sa.Connection]:
@@ -80,9 +115,18 @@ class Database:
             yield connection
 
     def start_session(
-        self, *, seed: int | None = None, command: str = "", host: str | None = None, document: str = "{}"
+        self,
+        *,
+        seed: int | None = None,
+        command: str = "",
+        host: str | None = None,
+        document: str = "{}",
+        revision: str = "",
     ) -> int:
-        """Note the start of a tuning run, return its id for `TrialRecord.session_id`."""
+        """Note the start of a run, return its id for `TrialRecord.session_id`.
+
+        `revision`: the commit of the code under test, for `perfdb.compare`.
+        """
         values = {
             "seed": seed,
             "command": command,
@@ -90,6 +134,7 @@ class Database:
             "status": "running",
             "started_at": now(),
             "document": document,
+            "revision": revision,
         }
         with self.write() as connection:
             key = connection.execute(sa.insert(TuningSession), values).inserted_primary_key
@@ -111,30 +156,40 @@ class Database:
 
     def record_many(self, trials: Iterable[TrialRecord]) -> list[int]:
         """Store many trials in one commit, all or none; return their ids in order."""
-        with self._transaction() as transaction:
-            return [transaction.trial(trial) for trial in trials]
+        records = list(trials)
+        return self.transact(lambda transaction: transaction.trials(records))
 
     def record_prediction(self, prediction: PredictionRecord) -> int:
         """Store a prediction and return its id."""
-        with self._transaction() as transaction:
-            return transaction.prediction(prediction)
+        return self.transact(lambda transaction: transaction.prediction(prediction))
 
     def record_decision(self, decision: DecisionRecord) -> int:
         """Store the winner of a session and return the decision's id."""
-        with self._transaction() as transaction:
-            return transaction.decision(decision)
+        return self.transact(lambda transaction: transaction.decision(decision))
 
-    @contextmanager
-    def _transaction(self) -> Iterator[Transaction]:
-        try:
-            with self.write() as connection:
-                transaction = self._writer.transaction(connection)
-                yield transaction
-        except sa.exc.IntegrityError as error:
-            raise RecordError(
-                "a record refers to stored rows and obeys the schema", error.orig, "check session and trial ids"
-            ) from error
-        transaction.committed()
+    def transact(self, work: Callable[[Transaction], T]) -> T:
+        """Run `work` in one transaction, durable when this returns; again if a server undid it because of another one.
+
+        Errors: RecordError if a row breaks a rule of the schema; then nothing was stored.
+        """
+        for attempt in range(1, TRIES + 1):
+            try:
+                with self.write() as connection:
+                    transaction = self._writer.transaction(connection)
+                    result = work(transaction)
+            except Exception as error:
+                if broken_rule(error):
+                    raise RecordError(
+                        "a record refers to stored rows and obeys the schema", error, "check session and trial ids"
+                    ) from error
+                cause = error.__cause__ if isinstance(error, DatabaseError) else error
+                if attempt == TRIES or cause is None or not may_succeed_later(cause):
+                    raise
+                time.sleep(0.01 * attempt)
+            else:
+                transaction.committed()
+                return result
+        raise AssertionError("unreachable")
 
     def _live_engine(self) -> sa.Engine:
         if self._closed:

@@ -5,24 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
+from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
-from perfdb.models import (
-    Artifact,
-    Base,
-    Decision,
-    Environment,
-    Prediction,
-    Samples,
-    Schedule,
-    Topology,
-    Trial,
-    Workload,
-)
+from perfdb import summaries
+from perfdb.fast import adapted, stored_time
+from perfdb.models import Artifact, Base, Environment, Schedule, Topology, Workload
 from perfdb.records import (
     DecisionRecord,
     EnvironmentKey,
@@ -41,6 +33,12 @@ _MODELS: Mapping[type[Key], type[Base]] = {
     ScheduleKey: Schedule,
 }
 
+_TRIAL = (
+    "INSERT INTO trial (workload_id, topology_id, environment_id, schedule_id, artifact_id, session_id, source, status,"
+    " value_us, world, message, conditions, recorded_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_SAMPLES = "INSERT INTO samples (trial_id, rank, encoding, count, data) VALUES (?, ?, ?, ?, ?)"
+
 
 class Writer:
     """Ids of keys that are known to be committed, by (table, identifying values)."""
@@ -57,7 +55,8 @@ class Transaction:
     """Inserts of one transaction. Ids of new keys are shared only by `committed`: a rolled back id would dangle."""
 
     def __init__(self, connection: sa.Connection, known: dict[tuple[str, ...], int]) -> None:
-        self._connection = connection
+        self._dialect = connection.dialect.name
+        self._cursor: Any = connection.connection.cursor()
         self._known = known
         self._fresh: dict[tuple[str, ...], int] = {}
 
@@ -65,42 +64,62 @@ class Transaction:
         """The transaction is durable: its key ids may be used without asking again."""
         self._known.update(self._fresh)
 
-    def trial(self, record: TrialRecord) -> int:
-        """Insert a trial with its keys and samples, return its id."""
+    def trials(self, records: Sequence[TrialRecord]) -> list[int]:
+        """Insert trials with their keys and samples and bring the summaries up to date; return their ids in order."""
+        rows = [self._trial_row(record) for record in records]
+        ids = self._insert_many(_TRIAL, rows)
+        samples = [
+            (trial, rank, *pack(row))
+            for trial, record in zip(ids, records, strict=True)
+            for rank, row in enumerate(record.samples_us)
+            if row
+        ]
+        self._many(_SAMPLES, samples)
+        standing, points = [], []
+        for group in sorted({(row[0], row[1], row[2], row[6]) for row in rows}):
+            self._group(*group)
+        for trial, row in zip(ids, rows, strict=True):
+            workload, topology, environment, schedule, _, session, source, status, value, *_, when = row
+            if status != "interrupted":
+                standing.append((workload, topology, environment, source, schedule, trial, status, value, when))
+            if status == "ok":
+                run = -trial if session is None else session
+                points.append((workload, topology, environment, source, run, trial, value, when))
+        # Two writers that change the same rows of a server in the same order wait for each other, never in a circle.
+        self._many(summaries.STANDING, sorted(standing, key=lambda row: row[:6]))
+        self._many(summaries.POINT, sorted(points, key=lambda row: row[:6]))
+        return ids
+
+    def _trial_row(self, record: TrialRecord) -> tuple[Any, ...]:
         artifact = None
         if record.binary_digest or record.table_digest:
-            artifact = self._row(
-                Artifact, {"binary_digest": record.binary_digest, "table_digest": record.table_digest}, {}
-            )
-        trial = self._insert(
-            Trial,
-            workload_id=self.key(record.workload),
-            topology_id=self.key(record.topology),
-            environment_id=self.key(record.environment),
-            schedule_id=self.key(record.schedule),
-            artifact_id=artifact,
-            session_id=record.session_id,
-            source=record.source,
-            status=record.status,
-            value_us=record.value_us,
-            world=record.workload.world,
-            message=record.message,
-            conditions=record.conditions,
-            recorded_at=record.recorded_at or now(),
+            identity = {"binary_digest": record.binary_digest, "table_digest": record.table_digest}
+            artifact = self._row(Artifact, identity, {})
+        return (
+            self.key(record.workload),
+            self.key(record.topology),
+            self.key(record.environment),
+            self.key(record.schedule),
+            artifact,
+            record.session_id,
+            record.source,
+            record.status,
+            record.value_us,
+            record.workload.world,
+            record.message,
+            record.conditions,
+            self.time(record.recorded_at),
         )
-        rows = [{"trial_id": trial, "rank": rank, **pack(row)} for rank, row in enumerate(record.samples_us) if row]
-        if rows:
-            self._connection.execute(sa.insert(Samples), rows)
-        return trial
 
     def prediction(self, record: PredictionRecord) -> int:
         """Insert a prediction with its keys, return its id."""
-        return self._insert(
-            Prediction,
+        environment = None if record.environment is None else self.key(record.environment)
+        return self.insert(
+            "prediction",
             workload_id=self.key(record.workload),
             topology_id=self.key(record.topology),
             schedule_id=self.key(record.schedule),
-            environment_id=None if record.environment is None else self.key(record.environment),
+            environment_id=environment,
             session_id=record.session_id,
             model=record.model,
             model_digest=record.model_digest,
@@ -108,13 +127,13 @@ class Transaction:
             low_us=record.low_us,
             high_us=record.high_us,
             document=record.document,
-            recorded_at=record.recorded_at or now(),
+            recorded_at=self.time(record.recorded_at),
         )
 
     def decision(self, record: DecisionRecord) -> int:
         """Insert a decision, return its id."""
-        return self._insert(
-            Decision,
+        return self.insert(
+            "decision",
             workload_id=self.key(record.workload),
             topology_id=self.key(record.topology),
             environment_id=self.key(record.environment),
@@ -124,45 +143,86 @@ class Transaction:
             tie_trial_ids=json.dumps(record.tie_trial_ids),
             reason=record.reason,
             document=record.document,
-            recorded_at=record.recorded_at or now(),
+            recorded_at=self.time(record.recorded_at),
         )
 
     def key(self, key: Key) -> int:
         """The id of a key, stored if it is new."""
         model = _MODELS[type(key)]
-        known = self._known.get((model.__tablename__, key.digest))
+        digest = key.digest
+        known = self._known.get((model.__tablename__, digest))
         if known is not None:
             return known
-        names = (column.name for column in model.__table__.columns if column.name not in ("id", "digest"))
-        columns = {name: getattr(key, name) for name in names}
-        return self._row(model, {"digest": key.digest}, columns)
+        return self._row(model, {"digest": digest}, {name: getattr(key, name) for name in _columns(model)})
+
+    def insert(self, table: str, **values: object) -> int:
+        """Insert one row, return its id."""
+        names, signs = ", ".join(values), ", ".join("?" * len(values))
+        return self._insert_many(f"INSERT INTO {table} ({names}) VALUES ({signs})", [tuple(values.values())])[0]
+
+    def insert_unless_there(self, table: str, **values: object) -> None:
+        """Insert one row unless a unique rule of the table already holds one."""
+        names, signs = ", ".join(values), ", ".join("?" * len(values))
+        self._execute(f"INSERT INTO {table} ({names}) VALUES ({signs}) ON CONFLICT DO NOTHING", tuple(values.values()))
+
+    def select(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """All rows of a SELECT inside this transaction."""
+        self._execute(sql, values)
+        found: list[tuple[Any, ...]] = self._cursor.fetchall()
+        return found
+
+    def _group(self, workload: int, topology: int, environment: int, source: str) -> None:
+        name = ("trial_group", str(workload), str(topology), str(environment), source)
+        if name not in self._known and name not in self._fresh:
+            ids = {"workload_id": workload, "topology_id": topology, "environment_id": environment}
+            self.insert_unless_there("trial_group", **ids, source=source)
+            self._fresh[name] = 0
+
+    def time(self, time: datetime | None) -> object:
+        """A moment as the engine keeps it, now if None."""
+        return stored_time(time or now(), self._dialect)
 
     def _row(self, model: type[Base], identity: dict[str, str], columns: dict[str, object]) -> int:
-        name = (model.__tablename__, *identity.values())
+        table = model.__tablename__
+        name = (table, *identity.values())
         known = self._known.get(name, self._fresh.get(name))
         if known is not None:
             return known
-        table = model.__table__
-        find = sa.select(table.c.id).where(*(table.c[column] == value for column, value in identity.items()))
-        found = self._connection.execute(find).scalar()
-        if found is None:
+        find = f"SELECT id FROM {table} WHERE " + " AND ".join(f"{column} = ?" for column in identity)
+        found = self.select(find, tuple(identity.values()))
+        if not found:
             # Another writer may store the same key between the look-up and this insert: then its row is taken.
-            self._connection.execute(self._insert_unless_there(table, {**identity, **columns}))
-            found = self._connection.execute(find).scalar_one()
-        self._fresh[name] = int(found)
-        return int(found)
+            self.insert_unless_there(table, **identity, **columns)
+            found = self.select(find, tuple(identity.values()))
+        self._fresh[name] = int(found[0][0])
+        return self._fresh[name]
 
-    def _insert_unless_there(self, table: sa.FromClause, values: dict[str, object]) -> sa.Insert:
-        assert isinstance(table, sa.Table)
-        if self._connection.dialect.name == "sqlite":
-            return sqlite.insert(table).values(values).on_conflict_do_nothing()
-        return postgresql.insert(table).values(values).on_conflict_do_nothing()
+    def _execute(self, sql: str, values: Sequence[object]) -> None:
+        self._cursor.execute(adapted(sql, self._dialect), values)
 
-    def _insert(self, table: type[Base], **values: object) -> int:
-        result = self._connection.execute(sa.insert(table), values)
-        key = result.inserted_primary_key
-        assert key is not None
-        return int(key[0])
+    def _many(self, sql: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        if rows:
+            self._cursor.executemany(adapted(sql, self._dialect), rows)
+
+    def _insert_many(self, sql: str, rows: Sequence[tuple[Any, ...]]) -> list[int]:
+        if self._dialect == "sqlite":
+            ids = []
+            for row in rows:
+                self._cursor.execute(sql, row)
+                ids.append(int(self._cursor.lastrowid))
+            return ids
+        if not rows:
+            return []
+        self._cursor.executemany(f"{adapted(sql, self._dialect)} RETURNING id", rows, returning=True)
+        ids = [int(self._cursor.fetchone()[0])]
+        while self._cursor.nextset():
+            ids.append(int(self._cursor.fetchone()[0]))
+        return ids
+
+
+@cache
+def _columns(model: type[Base]) -> tuple[str, ...]:
+    return tuple(column.name for column in model.__table__.columns if column.name not in ("id", "digest"))
 
 
 def now() -> datetime:
@@ -170,13 +230,13 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def pack(values: tuple[float, ...]) -> dict[str, object]:
-    """Samples as little-endian float32, or float64 where float32 would change one of them."""
+def pack(values: tuple[float, ...]) -> tuple[str, int, bytes]:
+    """(encoding, count, data): little-endian float32, or float64 where float32 would change a value."""
     narrow = array("f", values)
     encoding, packed = ("<f4", narrow) if narrow.tolist() == list(values) else ("<f8", array("d", values))
     if sys.byteorder == "big":
         packed.byteswap()
-    return {"encoding": encoding, "count": len(values), "data": packed.tobytes()}
+    return encoding, len(values), packed.tobytes()
 
 
 def unpack(encoding: str, data: bytes) -> list[float]:

@@ -42,8 +42,8 @@ def time_us(spec: Spec, schedule: Schedule) -> float:
     base = {"none": 1300.0, "chunked": 1150.0, "fused": 1000.0}[schedule.overlap]
     chunks = abs(math.log2(schedule.chunk_rows / 256)) if schedule.chunk_rows else 0.0
     tile = 0.0 if schedule.compute == "library" else 0.05 * (schedule.block_n != 256) + 0.02 * (schedule.num_stages != 4)
-    blocks = 0.03 * (schedule.num_comm_blocks != 8)
-    return base * (1 + 0.04 * chunks + 0.01 * (schedule.depth - 1) + tile + blocks + 0.1 * (schedule.transport != "peer_copy"))
+    copies = 0.03 * (schedule.num_comm_blocks != 8) + 0.1 * (schedule.transport != "peer_copy")
+    return base * (1 + 0.04 * chunks + 0.01 * (schedule.depth - 1) + tile + copies)
 
 
 def guess(spec: Spec, schedule: Schedule) -> Guess:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tilescale.codegen.emit import emit
-    from tilescale.costmodel.analytic import predict
+    from tilescale.costmodel.predict import predict
     from tilescale.deploy.load import load
     from tilescale.errors import TilescaleError
     from tilescale.runtime.emulate import emulate
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "tilescale.codegen.emit": ("emit",),
-    "tilescale.costmodel.analytic": ("predict",),
+    "tilescale.costmodel.predict": ("predict",),
     "tilescale.deploy.load": ("load",),
     "tilescale.errors": ("TilescaleError",),
     "tilescale.runtime.emulate": ("emulate",),

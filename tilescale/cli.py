@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from tilescale.commands import bundle, emit, explain, prove, space, topology, tune
+from tilescale.commands import bench, bundle, emit, explain, model, prove, space, topology, tune
 
 app = typer.Typer(
     name="tilescale",
@@ -26,7 +26,9 @@ app.command("emit")(emit.emit)
 app.command("compile")(emit.compile_)
 app.command("export")(bundle.export)
 app.command("topology")(topology.topology)
+app.command("bench")(bench.bench)
 app.add_typer(bundle.app, name="bundle")
+app.add_typer(model.app, name="model")
 
 
 def main() -> None:

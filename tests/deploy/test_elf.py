@@ -25,7 +25,7 @@ def test_the_flags_speak_without_the_note(cubins):
     assert elf.read(bare) == elf.Cubin(("one", "two"), "sm_100", None)
 
 
-@pytest.mark.parametrize("size", [0, 10, 64, 1000, -1])
+@pytest.mark.parametrize("size", [0, 10, 64, 1000, 2000])
 def test_a_cut_file_is_refused(cubins, size):
     with pytest.raises(BundleError, match="cubin is an ELF file"):
         elf.read(cubins["sm_90a"][:size])

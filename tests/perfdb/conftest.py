@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 import perfdb
+from tests.perfdb import postgres_server
+
+NUMBERS = count(1)
 
 WORKLOAD = perfdb.WorkloadKey(
     digest="w1", op="ag_gemm", shape="4096x10240x8192", dtype="bfloat16", world=4, label="ag_gemm 4096x10240x8192 w4"
@@ -71,7 +75,42 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "perf.db"
 
 
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """A server with a database `perfdb_template` of the current schema; skips where there can be none."""
+    try:
+        with postgres_server.server() as url:
+            perfdb.open_database(postgres_server.make_database(url, "perfdb_template")).close()
+            yield url
+    except postgres_server.NoServer as reason:
+        pytest.skip(str(reason))
+
+
 @pytest.fixture
-def db(path: Path) -> Iterator[perfdb.Database]:
+def postgres_url(postgres: str) -> Iterator[str]:
+    """A database of its own on the server, of the current schema and empty."""
+    name = f"perfdb_{next(NUMBERS)}"
+    yield postgres_server.make_database(postgres, name, "perfdb_template")
+    postgres_server.drop_database(postgres, name)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest) -> str:
+    """Where an empty database may be opened, on both engines in turn."""
+    if request.param == "sqlite":
+        return str(request.getfixturevalue("path"))
+    return str(request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture
+def db(url: str) -> Iterator[perfdb.Database]:
+    """An open, empty database, on both engines in turn."""
+    with perfdb.open_database(url) as database:
+        yield database
+
+
+@pytest.fixture
+def local(path: Path) -> Iterator[perfdb.Database]:
+    """An open, empty SQLite database, for what a server does not have."""
     with perfdb.open_database(path) as database:
         yield database

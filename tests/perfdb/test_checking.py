@@ -36,4 +36,4 @@ def test_orphans_are_found(filled: Path) -> None:
     report = check_database(str(filled))
     assert not report.ok
     assert "orphan: trial row 3 refers to a missing schedule" in report.problems
-    assert "1 problems" in report.lines[0]
+    assert "2 problems" in report.lines[0]

@@ -140,7 +140,7 @@ def test_a_foreign_file_is_exit_1(tmp_path: Path) -> None:
 
 def test_check_and_migrate_report(filled: str) -> None:
     assert "intact" in run("check", "--db", filled).stdout
-    assert run("migrate", "--db", filled).stdout == "schema 0001: nothing to do\n"
+    assert run("migrate", "--db", filled).stdout == "schema 0002: nothing to do\n"
     broken = Path(filled)
     data = broken.read_bytes()
     broken.write_bytes(data[: len(data) // 2])

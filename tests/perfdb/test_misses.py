@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 import perfdb
-from perfdb.misses import shape_distance
+from perfdb.shapes import shape_distance
 
 Make = Callable[..., perfdb.TrialRecord]
 

@@ -219,37 +219,3 @@ def test_samples_come_back_as_recorded(db: perfdb.Database, make: Make) -> None:
     assert perfdb.samples(db, db.record(make())).empty
     with pytest.raises(perfdb.RecordError, match="trial must exist"):
         perfdb.samples(db, 99)
-
-
-def test_no_shipped_query_scans_the_trials(db: perfdb.Database, make: Make) -> None:
-    trial = make()
-    db.record_many([make(f"s{n % 40}", 100.0 + n, shape=f"{n % 5}x8", gpu=f"G{n % 3}") for n in range(400)])
-    db.record_many([make(f"f{n}", None) for n in range(20)])
-    with db.write() as connection:
-        connection.exec_driver_sql("ANALYZE")
-    seen: list[tuple[str, object]] = []
-    listening = (db._engine, "before_cursor_execute")
-
-    def note(_c: object, _k: object, statement: str, parameters: object, *_rest: object) -> None:
-        seen.append((statement, parameters))
-
-    sa.event.listen(*listening, note)
-    perfdb.exact(db, *key(trial), trial.schedule, include_stale=True)
-    perfdb.known(db, *key(trial))
-    perfdb.best(db, op="ag_gemm", shape="1x8", gpu="G1")
-    perfdb.explain_miss(db, *key(make(driver="1")), trial.schedule)
-    perfdb.failures(db)
-    perfdb.trials(db, workload=trial.workload)
-    history(db, op="ag_gemm", shape="1x8", gpu="G1")
-    history(db, since=datetime.now(UTC))
-    sa.event.remove(*listening, note)
-    plans = []
-    with db.read() as connection:
-        for statement, parameters in seen:
-            if statement.startswith("SELECT"):
-                rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
-                plans += [(row[3], statement) for row in rows]
-    assert len(plans) > 40
-    # The partial index of failures holds nothing else: reading it through is what a count of failures costs.
-    scan = re.compile(r"SCAN (trial|samples)(?!.* USING (COVERING )?INDEX ix_trial_failure)")
-    assert [plan for plan in plans if scan.match(plan[0])] == []

@@ -27,8 +27,8 @@ SECOND = """
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002"
-down_revision = "0001"
+revision = "0003"
+down_revision = "0002"
 
 
 def upgrade():
@@ -44,10 +44,10 @@ def script(path: Path, code: str) -> None:
 
 
 def statements(path: Path) -> list[str]:
-    """The schema in SQL, without differences of white space."""
+    """The parts of the schema's SQL, sorted: white space, quotes and the order of columns are no differences."""
     with closing(sqlite3.connect(path)) as connection:
         rows = connection.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL AND name <> 'alembic_version'")
-        return sorted(re.sub(r"\s+", " ", row[0]) for row in rows)
+        return sorted(",".join(sorted(re.split(r"\s*[,()]\s*", re.sub(r"[\s\"]+", " ", row[0])))) for row in rows)
 
 
 @pytest.fixture
@@ -60,18 +60,18 @@ def filled(path: Path, make: Make) -> Path:
 
 @pytest.fixture
 def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """This perfdb becomes one whose newest schema is 0002; returns the migration's file."""
+    """This perfdb becomes one whose newest schema is 0003; returns the migration's file."""
     migrations = tmp_path / "migrations"
     shutil.copytree(schema.MIGRATIONS, migrations)
-    second = migrations / "versions" / "v0002_second.py"
+    second = migrations / "versions" / "v0003_next.py"
     second.write_text(SECOND.format(then=""))
     monkeypatch.setattr(schema, "MIGRATIONS", migrations)
-    monkeypatch.setattr(schema, "VERSIONS", ("0001", "0002"))
+    monkeypatch.setattr(schema, "VERSIONS", ("0001", "0002", "0003"))
     return second
 
 
-def test_the_migrated_schema_equals_the_models(db: perfdb.Database, path: Path, tmp_path: Path) -> None:
-    with db.read() as connection:
+def test_the_migrated_schema_equals_the_models(local: perfdb.Database, path: Path, tmp_path: Path) -> None:
+    with local.read() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
         assert compare_metadata(context, Base.metadata) == []
     # The comparison above knows nothing of CHECK constraints and partial indexes: compare the SQL too.
@@ -94,9 +94,9 @@ def test_an_older_schema_is_backed_up_and_migrated_with_equal_values(filled: Pat
         assert len(perfdb.samples(db, 300)) == 8
         with db.read() as connection:
             assert connection.exec_driver_sql("SELECT DISTINCT extra FROM trial").scalars().all() == ["new"]
-    (backup,) = filled.parent.glob("perf.db.schema-0001.*.bak")
+    (backup,) = filled.parent.glob("perf.db.schema-0002.*.bak")
     with closing(sqlite3.connect(backup)) as connection:
-        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("0001",)]
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("0002",)]
         assert connection.execute("SELECT count(*), sum(value_us) FROM trial").fetchone() == (300, 74850.0)
     perfdb.open_database(filled).close()
     assert len(list(filled.parent.glob("*.bak"))) == 1
@@ -109,7 +109,7 @@ def test_a_migration_that_fails_changes_nothing(filled: Path, next_version: Path
         perfdb.open_database(filled)
     assert statements(filled) == before
     with closing(sqlite3.connect(filled)) as connection:
-        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("0001",)]
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("0002",)]
 
 
 def test_a_migration_that_loses_a_reference_is_undone(filled: Path, next_version: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_migration_that_loses_a_reference_is_undone(filled: Path, next_version
 
 
 def test_an_older_schema_can_be_refused(filled: Path, next_version: Path) -> None:
-    with pytest.raises(perfdb.SchemaTooOld, match="schema 0001, this perfdb 0002"):
+    with pytest.raises(perfdb.SchemaTooOld, match="schema 0002, this perfdb 0003"):
         schema.prepare(parse_url(filled), migrate=False)
     assert not list(filled.parent.glob("*.bak"))
 
@@ -129,7 +129,7 @@ def test_an_older_schema_can_be_refused(filled: Path, next_version: Path) -> Non
 def test_a_newer_schema_is_refused_naming_both_versions(filled: Path) -> None:
     script(filled, "UPDATE alembic_version SET version_num = '0007'")
     before = filled.read_bytes()
-    with pytest.raises(perfdb.SchemaTooNew, match=r"schema 0007, this perfdb knows up to 0001"):
+    with pytest.raises(perfdb.SchemaTooNew, match=r"schema 0007, this perfdb knows up to 0002"):
         perfdb.open_database(filled)
     assert filled.read_bytes() == before
 

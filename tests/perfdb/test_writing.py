@@ -18,16 +18,16 @@ Make = Callable[..., perfdb.TrialRecord]
 )
 def test_samples_are_packed_without_loss(values: tuple[float, ...], encoding: str) -> None:
     packed = pack(values)
-    assert packed["encoding"] == encoding
-    assert packed["count"] == len(values)
-    data = packed["data"]
+    assert packed[0] == encoding
+    assert packed[1] == len(values)
+    data = packed[2]
     assert isinstance(data, bytes)
     assert len(data) == len(values) * int(encoding[-1])
     assert unpack(encoding, data) == list(values)
 
 
 def test_the_bytes_are_little_endian() -> None:
-    assert pack((1.0,))["data"] == b"\x00\x00\x80\x3f"
+    assert pack((1.0,))[2] == b"\x00\x00\x80\x3f"
 
 
 def test_keys_are_stored_once(db: perfdb.Database, make: Make) -> None:

@@ -7,11 +7,11 @@ import signal
 import threading
 from pathlib import Path
 
-import perfdb
 import pytest
 from process_support import start_script
 from tuner_support import SMALL, SPEC, fake, guess
 
+import perfdb
 from tilescale.tuner.interrupt import Guard
 from tilescale.tuner.tune import tune
 
@@ -78,13 +78,20 @@ def test_signals_end_the_search_with_a_result(tmp_path: Path, number: signal.Sig
 def test_a_signal_waits_for_what_is_being_written() -> None:
     guard, finished = Guard(), []
     before = signal.getsignal(signal.SIGTERM)
-    with guard.installed():
-        with pytest.raises(KeyboardInterrupt), guard.held():
+
+    def write() -> None:
+        with guard.held():
             os.kill(os.getpid(), signal.SIGTERM)
             finished.append("written")
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGTERM)
-            finished.append("reached")
+
+    def measure() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        finished.append("reached")
+
+    with guard.installed():
+        for work in (write, measure):
+            with pytest.raises(KeyboardInterrupt):
+                work()
     assert finished == ["written"]
     assert signal.getsignal(signal.SIGTERM) == before
 

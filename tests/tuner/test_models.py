@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from support import topology
+
 from tilescale.errors import RecipeError
 from tilescale.tuner.models import names, read_model
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from support import ag_gemm
 from tuner_support import SPEC, Guess, guess, small_space, time_us
 
-from support import ag_gemm
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import Space
 from tilescale.spec.op import Spec

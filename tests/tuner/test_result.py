@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import ag_gemm
 from tuner_support import SMALL, SPEC, fake, guess
 
-from support import ag_gemm
 from tilescale.errors import RunnerError
 from tilescale.tuner import export as export_module
 from tilescale.tuner.remembered import recall

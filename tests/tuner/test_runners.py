@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support import ag_gemm
 from tuner_support import SMALL, SPEC, guess, small_space
 
 from tilescale.errors import RunnerError, TopologyError
 from tilescale.runtime import replay
 from tilescale.spec import detect
+from tilescale.tuner.progress import Progress
 from tilescale.tuner.record_space import record
 from tilescale.tuner.runners import choose, gpu_note
 from tilescale.tuner.tune import tune
@@ -66,3 +68,12 @@ def test_a_gpu_is_named_and_that_measuring_on_it_is_not_built(folder: Path, monk
 
     monkeypatch.setattr(detect, "model_at_hand", undescribed)
     assert gpu_note() == "a GPU is at hand, but no topology describes it ('H20')"
+
+
+def test_one_spec_without_times_is_said_before_the_others_are_searched(folder: Path) -> None:
+    record(SPEC, small_space(), guess).save(folder)
+    other = ag_gemm((2048, 2048, 2048))
+    reports: list[Progress] = []
+    with pytest.raises(RunnerError, match="tuning ag_gemm 2048x2048x2048"):
+        tune({"up": SPEC, "other": other}, space=SMALL, predictor=guess, progress=reports.append)
+    assert not reports

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import perfdb
 import pytest
 from process_support import run_script
+from support import ag_gemm
 from tuner_support import SMALL, SPEC, Interrupted, fake, flat, guess, small_space, time_us
 
-from support import ag_gemm
+import perfdb
 from tilescale.errors import RunnerError, ScheduleError, SpecError
 from tilescale.runtime.fake import Fault
 from tilescale.runtime.measure import Measurement
@@ -305,7 +305,8 @@ def test_a_runner_that_breaks_its_contract_is_refused(how: str, rule: str) -> No
 
 
 @pytest.mark.parametrize("options", [
-    {"trials": 0}, {"trials": 1.5}, {"trials": True}, {"seconds": 0}, {"seconds": float("nan")}, {"seed": -1}, {"seed": "a"},
+    {"trials": 0}, {"trials": 1.5}, {"trials": True}, {"seconds": 0}, {"seconds": float("nan")}, {"seed": -1},
+    {"seed": "a"},
 ])
 def test_a_wrong_budget_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(RunnerError):

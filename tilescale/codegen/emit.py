@@ -157,6 +157,8 @@ class _Emitter:
         if isinstance(step, Wait):
             return StepRow(KIND_WAIT, number, counter=step.counter, value=step.value,
                            per_call=self.totals[step.counter])
+        if not isinstance(step, Gemm):
+            raise PlanError("a kernel family carries out every step", type(step).__name__, "lower it to copies")
         shard, offset = divmod(step.a.offset, self._shard_bytes())
         return StepRow(
             KIND_GEMM, number, source=0 if step.a.buffer == "a" else 1, target=self._slot(step.out, rank),

@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 
 from tilescale.costmodel.costs import Costs
 from tilescale.errors import PlanError
-from tilescale.schedules.plan import Copy, Gemm, Launch, Plan, Role, Signal, Wait
+from tilescale.schedules.plan import Clear, Copy, Gemm, Launch, Plan, Reduce, Role, Signal, Wait
 
 PARTS = ("launch", "compute", "copy", "link", "sync")
 LAUNCH, COMPUTE, COPY, LINK, SYNC = range(5)
@@ -196,8 +196,10 @@ class _Simulation:
                 walker.spend(SYNC, self.p.wait_us)
             elif isinstance(step, Signal):
                 self._signal(walker, step, rank, fenced)
-            elif isinstance(step, Copy):
+            elif isinstance(step, Copy | Reduce):
                 self._copy(walker, step, rank)
+            elif isinstance(step, Clear):
+                walker.spend(COPY, self.costs.copy_us(step.dst.size, walker.role.blocks))
             else:
                 self._gemm(walker, step, rank)
             fenced = isinstance(step, Signal)
@@ -217,7 +219,7 @@ class _Simulation:
             path,
         )
 
-    def _copy(self, walker: _Walker, step: Copy, rank: int) -> None:
+    def _copy(self, walker: _Walker, step: Copy | Reduce, rank: int) -> None:
         size, costs = step.src.size, self.costs
         if walker.role.agent == "copy_engine":
             engines = self.engines[rank]

@@ -57,7 +57,7 @@ class CudaDriver:
             return int(self._call(cu.cuDeviceGetAttribute(getattr(attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), device)))
 
         return DeviceFacts(
-            name=self._call(cu.cuDeviceGetName(80, device)).rstrip(b"\0").decode(),
+            name=self._call(cu.cuDeviceGetName(80, device)).split(b"\0")[0].decode(),
             uuid=self._call(cu.cuDeviceGetUuid(device)).bytes.hex(),
             capability=(value("COMPUTE_CAPABILITY_MAJOR"), value("COMPUTE_CAPABILITY_MINOR")),
             sms=value("MULTIPROCESSOR_COUNT"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from typing import IO, Any
 from tilescale.errors import RunnerError
 from tilescale.processes.frames import BadFrame, Message, Reader, pack
 
+_EXCEPTION = re.compile(r"[\w.]+(Error|Exception|Interrupt)\b")
 _STDERR_TAIL_BYTES = 2000
 _KILL_LIMIT_S = 10.0
 _ROOT = Path(__file__).resolve().parents[2]  # the folder that holds the package
@@ -132,10 +134,12 @@ class Child:
         return f"{how}: {tail}" if tail else how
 
     def stderr_tail(self) -> str:
-        """The last lines that the worker wrote to stderr, on one line."""
+        """What the worker wrote to stderr last, on one line: from the line that names an exception where there is one."""
         if not self._stderr.closed:
             self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _STDERR_TAIL_BYTES))
-            lines = self._stderr.read().decode(errors="replace").splitlines()[-4:]
+            lines = self._stderr.read().decode(errors="replace").splitlines()
+            named = [number for number, line in enumerate(lines) if _EXCEPTION.match(line)]
+            lines = lines[named[-1] :][:4] if named else lines[-4:]
             self._tail = " | ".join(line.strip() for line in lines if line.strip())
         return self._tail
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tilescale.codegen.program import Program
 from tilescale.runtime.emulator_report import Range, RunReport, Signalled, StepLog, Waited
-from tilescale.schedules.plan import Copy, Plan, Region, Role, Signal, Step, Wait
+from tilescale.schedules.plan import Clear, Copy, Plan, Reduce, Region, Role, Signal, Step, Wait
 
 
 def deviations(plan: Plan, program: Program, report: RunReport, calls: int) -> Iterator[str]:
@@ -34,7 +34,9 @@ def _declared(step: Step, role: Role, rank: int, number: int, call: int, strides
         base = strides.get(region.buffer, 0) * (call % 2)
         return Range(region.rank, region.buffer, base + region.offset, base + region.end)
 
-    if isinstance(step, Copy):
+    if isinstance(step, Clear):
+        return StepLog(call, rank, number, writes=(where(step.dst),))
+    if isinstance(step, Copy | Reduce):
         return StepLog(call, rank, number, reads=(where(step.src),), writes=(where(step.dst),))
     if isinstance(step, Signal):
         amount = step.value * role.blocks

@@ -56,7 +56,7 @@ def emulate(spec: Spec, schedule: Schedule, seed: int = 0, adversary: str | None
     """
     chosen = adversary or ADVERSARIES[seed % len(ADVERSARIES)]
     small = scaled(spec, schedule)
-    setup = _Setup(small, seed, chosen, include_dirs)
+    setup = Run(small, seed, chosen, include_dirs)
     report = run_isolated([setup.job])[0]
     found = [report.error, report.deadlock] if not report.ok else list(setup.judge(report))
     lines = [line for line in found if line]
@@ -68,7 +68,12 @@ def emulate(spec: Spec, schedule: Schedule, seed: int = 0, adversary: str | None
     return Emulation(not lines, f"{what}: {verdict}", small.spec.label, chosen, seed, report.steps)
 
 
-class _Setup:
+def prepare(spec: Spec, schedule: Schedule, seed: int, adversary: str, include_dirs: Sequence[Path] = ()) -> Run:
+    """The run that `emulate` makes, not yet run: several `job`s share one process in `run_isolated`."""
+    return Run(scaled(spec, schedule), seed, adversary, include_dirs)
+
+
+class Run:
     """Memories and graph of one run, and what its outputs must be."""
 
     def __init__(self, small: Scaled, seed: int, adversary: str, include_dirs: Sequence[Path]) -> None:

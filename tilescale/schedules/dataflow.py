@@ -12,19 +12,21 @@ from typing import NamedTuple
 from tilescale.schedules.agents import CALLER, Model, Work
 from tilescale.schedules.footprint import describe
 from tilescale.schedules.order import Run
-from tilescale.schedules.plan import Gemm, Region
+from tilescale.schedules.plan import Clear, Gemm, Reduce, Region
 from tilescale.schedules.story import Counterexample, Place
 
-OPERAND, PRODUCT, OTHER = "operand", "product", "other"
+OPERAND, PRODUCT, OTHER, ZERO = "operand", "product", "other", "zero"
 
 
 class Value(NamedTuple):
     """What bytes hold: byte x of the buffer is byte x + `shift` of the whole operand (or of the whole output, for a
-    product), as of `call`. `shift` is 0 for other inputs."""
+    product), as of `call`. `shift` is 0 for other inputs and zeros. `ranks`: in a plan that reduces, the ranks whose
+    parts are summed there."""
 
     kind: str
     shift: int
     call: int
+    ranks: tuple[int, ...] = ()
 
 
 Piece = tuple[int, int, Value]
@@ -102,6 +104,9 @@ class DataFlow:
         contents = self.memory.get(key)
         if contents is None:
             contents = self.memory[key] = Contents()
+            made = self.plan.buffer(buffer)
+            if made.zeroed:
+                contents.write(0, made.size, Value(ZERO, 0, -1))
         return contents
 
     def _caller(self, rank: int, call: int) -> Counterexample | None:
@@ -109,10 +114,13 @@ class DataFlow:
         if problem is not None or call == self.model.calls:
             return problem
         start, end = self.goal.starts[rank], self.goal.starts[rank + 1]
+        part: tuple[int, ...] = ()
+        if self.goal.reduces:
+            start, end, part = 0, self.goal.starts[-1], (rank,)
         for buffer in self.plan.buffers:
             if buffer.role == "input" and buffer.name == self.goal.operand and end > start:
                 # The shard of a rank may be shorter than the buffer: the rest holds nothing.
-                self._contents(rank, buffer.name, call).write(0, end - start, Value(OPERAND, start, call))
+                self._contents(rank, buffer.name, call).write(0, end - start, Value(OPERAND, start, call, part))
             elif buffer.role == "input" and buffer.name != self.goal.operand and buffer.size:
                 self._contents(rank, buffer.name, call).write(0, buffer.size, Value(OTHER, 0, call))
         return None
@@ -121,35 +129,64 @@ class DataFlow:
         for buffer in self.plan.buffers:
             if buffer.role != "output":
                 continue
-            pieces = list(self._contents(rank, buffer.name, call).pieces(0, buffer.size))
+            first, size = 0, buffer.size
+            if buffer.name == self.goal.output:
+                first, size = self.goal.output_span(rank, buffer.size)
+            pieces = list(self._contents(rank, buffer.name, call).pieces(0, size))
             kind = PRODUCT if self.goal.computes else OPERAND
-            for low, high, value in pieces:
-                wanted = value == Value(kind, 0, call) if buffer.name == self.goal.output else value.call == call
-                if not wanted:
+            wanted = Value(kind, first, call, tuple(range(self.plan.world)) if self.goal.reduces else ())
+            reached = 0
+            for low, high, value in [*pieces, (size, size, wanted)]:
+                wrong = value != wanted if buffer.name == self.goal.output else value.call != call
+                if low > reached or wrong:
+                    low, high = (reached, low) if low > reached else (low, high)
+                    held = "nothing" if low == reached and wrong is False else _say(value, low, high)
                     return Counterexample(
                         "data_flow",
-                        f"output {buffer.name} of rank {rank} must hold {_say(Value(kind, 0, call), low, high)}; "
-                        f"it holds {_say(value, low, high)}",
+                        f"output {buffer.name} of rank {rank} must hold {_say(wanted, low, high)}; it holds {held}",
                         (Place(rank, CALLER, call=call),),
                         buffer.name,
                         rank,
                         low,
                         high - low,
                     )
+                reached = high
         return None
 
     def _step(self, rank: int, work: Work, call: int) -> Counterexample | None:
         step = work.step
         if isinstance(step, Gemm):
             return self._gemm(rank, work, step, call)
+        if isinstance(step, Clear):
+            self._contents(step.dst.rank, step.dst.buffer, call).write(step.dst.offset, step.dst.end, Value(ZERO, 0, call))
+            return None
         pieces = self._read(step.src, call)
         if not _filled(pieces, step.src, call):
             return self._unwritten(rank, work, step.src, call)
+        if isinstance(step, Reduce):
+            return self._reduce(rank, work, step, call, pieces)
         offset = step.dst.offset - step.src.offset
         target = self._contents(step.dst.rank, step.dst.buffer, call)
         for low, high, value in pieces:
-            shift = value.shift - offset if value.kind != OTHER else 0
-            target.write(low + offset, high + offset, Value(value.kind, shift, value.call))
+            target.write(low + offset, high + offset, _moved(value, offset))
+        return None
+
+    def _reduce(self, rank: int, work: Work, step: Reduce, call: int, pieces: list[Piece]) -> Counterexample | None:
+        """Add what `pieces` of the source hold to zeros, or to parts of the same rows from other ranks."""
+        offset = step.dst.offset - step.src.offset
+        target = self._contents(step.dst.rank, step.dst.buffer, call)
+        for low, high, value in pieces:
+            added, reached = _moved(value, offset), low + offset
+            for first, last, held in list(target.pieces(low + offset, high + offset)):
+                fresh = held.kind == ZERO
+                same = held[:3] == added[:3] and not set(held.ranks) & set(added.ranks)
+                if first > reached or not added.ranks or not (fresh or same):
+                    message = f"must add to zeros or to other parts of {_say(added, first, last)}; there is "
+                    return self._refuse(rank, work, call, step.dst, message + _say(held, first, last))
+                target.write(first, last, added._replace(ranks=tuple(sorted({*held.ranks, *added.ranks}))))
+                reached = last
+            if reached < high + offset:
+                return self._refuse(rank, work, call, step.dst, "adds to bytes that were never written")
         return None
 
     def _gemm(self, rank: int, work: Work, step: Gemm, call: int) -> Counterexample | None:
@@ -169,7 +206,7 @@ class DataFlow:
                 )
             begin = step.out.offset + first // row * out_row
             shift = (low + value.shift) // row * out_row - begin
-            target.write(begin, step.out.offset + last // row * out_row, Value(PRODUCT, shift, call))
+            target.write(begin, step.out.offset + last // row * out_row, Value(PRODUCT, shift, call, value.ranks))
         return None
 
     def _read(self, region: Region, call: int) -> list[Piece]:
@@ -207,6 +244,10 @@ def _filled(pieces: list[Piece], region: Region, call: int) -> bool:
     return reached >= region.end
 
 
+def _moved(value: Value, offset: int) -> Value:
+    return value if value.kind in (OTHER, ZERO) else value._replace(shift=value.shift - offset)
+
+
 def _visits(model: Model, run: Run) -> Iterator[tuple[int, int]]:
     """(agent, position) in the order in which the run comes to them."""
     started: set[int] = set()
@@ -220,5 +261,9 @@ def _visits(model: Model, run: Run) -> Iterator[tuple[int, int]]:
 def _say(value: Value, low: int, high: int) -> str:
     if value.kind == OTHER:
         return f"another input of call {value.call}"
+    if value.kind == ZERO:
+        return f"zeros of call {value.call}"
     what = "the operand" if value.kind == OPERAND else "the product"
+    if value.ranks:
+        what += f" of ranks {', '.join(map(str, value.ranks))}"
     return f"bytes {low + value.shift} to {high + value.shift} of {what} of call {value.call}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
-from tilescale.schedules.plan import Buffer, Copy, Gemm, Launch, Plan, Region, Role, Signal, Step, Wait
+from tilescale.schedules.plan import Buffer, Clear, Copy, Gemm, Launch, Plan, Reduce, Region, Role, Signal, Step, Wait
 from tilescale.schedules.story import Counterexample, Place
 
 ITEM_SIZES = (1, 2, 4, 8)
@@ -16,8 +16,10 @@ AGENTS = ("blocks", "copy_engine", "library")
 
 def accesses(step: Step) -> tuple[tuple[Region, bool], ...]:
     """The regions a step touches, each with whether it writes it."""
-    if isinstance(step, Copy):
+    if isinstance(step, Copy | Reduce):
         return ((step.src, False), (step.dst, True))
+    if isinstance(step, Clear):
+        return ((step.dst, True),)
     if isinstance(step, Gemm):
         return ((step.a, False), (step.b, False), (step.out, True))
     return ()
@@ -39,6 +41,10 @@ def describe(step: Step) -> str:
     """A step in words."""
     if isinstance(step, Copy):
         return f"Copy {_region(step.src)} to {_region(step.dst)}"
+    if isinstance(step, Reduce):
+        return f"Reduce {_region(step.src)} into {_region(step.dst)}"
+    if isinstance(step, Clear):
+        return f"Clear {_region(step.dst)}"
     if isinstance(step, Gemm):
         return f"Gemm {step.m}x{step.n}x{step.k} of {_region(step.a)} to {_region(step.out)}"
     if isinstance(step, Signal):
@@ -91,7 +97,9 @@ def _check_goal(plan: Plan) -> Counterexample | None:
     if len(starts) != plan.world + 1 or starts[0] != 0 or any(a > b for a, b in pairwise(starts)):
         return Counterexample("structure", f"the goal needs one rising start a rank and the total; got {starts}")
     rows, rest = divmod(starts[-1], goal.row_bytes)
-    if rest or any(s % goal.row_bytes for s in starts) or rows * goal.output_row_bytes != plan.buffer(goal.output).size:
+    size, whole = plan.buffer(goal.output).size, rows * goal.output_row_bytes
+    largest = max(b - a for a, b in pairwise(starts)) // goal.row_bytes * goal.output_row_bytes
+    if rest or any(s % goal.row_bytes for s in starts) or size not in ((whole, largest) if goal.reduces else (whole,)):
         return Counterexample(
             "structure",
             f"the shards must be whole rows and the output one row for each; got {goal} and an "
@@ -136,6 +144,8 @@ def check_steps(plan: Plan) -> Counterexample | None:
     buffers = {b.name: b for b in plan.buffers}
     checks: dict[type, Callable[[Plan, int, Any], Problem | None]] = {
         Copy: _check_copy,
+        Reduce: _check_reduce,
+        Clear: lambda plan, rank, step: None,
         Gemm: _check_gemm,
         Signal: _check_signal,
         Wait: _check_wait,
@@ -186,6 +196,17 @@ def _place(rank: int, number: int, launch: Launch, role: Role, step: Step) -> Pl
 def _check_copy(plan: Plan, rank: int, step: Copy) -> Problem | None:
     if step.src.size != step.dst.size:
         return "copy_size", f"a copy reads as many bytes as it writes; got {step.src.size} and {step.dst.size}"
+    return None
+
+
+def _check_reduce(plan: Plan, rank: int, step: Reduce) -> Problem | None:
+    size = {"float32": 4, "bfloat16": 2, "float16": 2}.get(step.element)
+    whole = size is not None and not any(r.offset % size or r.size % size for r in (step.src, step.dst))
+    if not whole or step.src.size != step.dst.size:
+        return "copy_size", (
+            "a reduction adds whole elements of float32, bfloat16 or float16, as many as it reads; got "
+            f"{step.element}, {_region(step.src)} and {_region(step.dst)}"
+        )
     return None
 
 

@@ -21,7 +21,7 @@ class Buffer:
 
     `role`: "input" (the caller writes it before every call), "output" (the caller reads it after every call) or
     "workspace". `peer_visible` buffers may appear in regions of other ranks. With `versions` 2, odd and even calls use
-    different halves.
+    different halves. `zeroed`: all zeros when the workspace is made.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Buffer:
     size: int
     peer_visible: bool = False
     versions: int = 1
+    zeroed: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,24 @@ class Copy:
     def kind(self, rank: int) -> str:
         """"put", "get" or "copy", as seen from `rank`."""
         return "put" if self.dst.rank != rank else "get" if self.src.rank != rank else "copy"
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """Add the elements of `src` to those of `dst` (equal sizes), shared like a Copy. Additions commute: two of them to
+    the same bytes need no order.
+    """
+
+    src: Region
+    dst: Region
+    element: str = "float32"
+
+
+@dataclass(frozen=True)
+class Clear:
+    """Fill `dst` with zeros, shared like a Copy."""
+
+    dst: Region
 
 
 @dataclass(frozen=True)
@@ -92,7 +111,7 @@ class Gemm:
     k: int
 
 
-Step = Copy | Signal | Wait | Gemm
+Step = Copy | Reduce | Clear | Signal | Wait | Gemm
 
 
 @dataclass(frozen=True)
@@ -144,7 +163,8 @@ class Goal:
 
     `starts[r]` is the byte offset of rank r's shard in the whole operand; the last entry is its size. `row_bytes` and
     `output_row_bytes` are the sizes of one row. A plan that copies has equal row sizes; one that multiplies has one
-    Gemm for every row.
+    Gemm for every row. `reduces`: the operand of every rank is a part of a sum, and the output of rank r holds the rows
+    of the whole sum from `starts[r]` on (all of them where it is as large as the whole).
     """
 
     operand: str
@@ -153,6 +173,25 @@ class Goal:
     row_bytes: int
     output_row_bytes: int
     computes: bool
+    reduces: bool = False
+
+    def output_span(self, rank: int, size: int) -> tuple[int, int]:
+        """First byte of the whole output that the output of `rank` (a buffer of `size` bytes) holds, and how many."""
+        whole = self.starts[-1] // self.row_bytes * self.output_row_bytes
+        if not self.reduces or size == whole:
+            return 0, size
+        first, last = (self.starts[r] // self.row_bytes * self.output_row_bytes for r in (rank, rank + 1))
+        return first, last - first
+
+
+@dataclass(frozen=True)
+class Phase:
+    """`counter` of every rank stands for a barrier in shared memory: a phase is complete with every `arrivals`, and waits
+    look at its parity alone, so they are right only while it is at most one phase ahead of them.
+    """
+
+    counter: int
+    arrivals: int
 
 
 @dataclass(frozen=True)
@@ -172,6 +211,7 @@ class Plan:
     smem_limit: int
     threads_limit: int = 1024
     notes: tuple[str, ...] = field(default=())
+    phases: tuple[Phase, ...] = ()
 
     @property
     def world(self) -> int:

@@ -27,6 +27,7 @@ SOURCES = (
     "dataflow.py",
     "footprint.py",
     "order.py",
+    "phases.py",
     "plan.py",
     "protocol.py",
     "proof_cache.py",
@@ -50,7 +51,7 @@ def _identity(plan: Plan, calls: int) -> Identity:
     ranks = tuple(
         (launch.name, launch.stream, launch.after, *map(id, launch.roles)) for rank in plan.ranks for launch in rank
     )
-    return (calls, plan.buffers, plan.counters, plan.goal, plan.sm_share, tuple(map(len, plan.ranks)), ranks)
+    return (calls, plan.buffers, plan.counters, plan.goal, plan.phases, plan.sm_share, tuple(map(len, plan.ranks)), ranks)
 
 
 class ProofCache:

@@ -13,7 +13,7 @@ from math import gcd
 
 from tilescale import canon
 from tilescale.schedules.footprint import accesses, counter_totals
-from tilescale.schedules.plan import Copy, Gemm, Plan, Region, Role, Signal, Step, Wait
+from tilescale.schedules.plan import Gemm, Plan, Region, Role, Signal, Step, Wait
 
 Form = tuple[object, ...]
 
@@ -41,14 +41,16 @@ def protocol(plan: Plan) -> Form:
                 for launch in launches
             )
         )
-    buffers = tuple((b.role, b.versions, units.whole(b.name, b.size)) for b in plan.buffers)
+    buffers = tuple((b.role, b.versions, b.zeroed, units.whole(b.name, b.size)) for b in plan.buffers)
     goal = (
         numbers[plan.goal.operand],
         numbers[plan.goal.output],
         plan.goal.computes,
+        plan.goal.reduces,
         tuple(units.scale(plan.goal.operand, s) for s in plan.goal.starts),
     )
-    return (plan.counters, buffers, goal, tuple(ranks))
+    phases = tuple((phase.counter, phase.arrivals) for phase in plan.phases)
+    return (plan.counters, buffers, goal, phases, tuple(ranks))
 
 
 class _Units:
@@ -134,7 +136,7 @@ def _step(step: Step, units: _Units, numbers: dict[str, int], free: frozenset[tu
     if isinstance(step, Wait):
         return ("wait", step.counter, 0 if (rank, step.counter) in free else step.value)
     return (
-        "copy" if isinstance(step, Copy) else "gemm",
+        type(step).__name__.lower(),
         *(units.region(region, numbers) for region, _ in accesses(step)),
     )
 
@@ -216,4 +218,4 @@ class _View:
             (region.buffer, (region.rank - self.base) % self.plan.world, self.cells(region))
             for region, _ in accesses(step)
         )
-        return ("copy" if isinstance(step, Copy) else "gemm", *regions)
+        return (type(step).__name__.lower(), *regions)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tilescale.schedules.agents import CALLER, Model, Work
 from tilescale.schedules.footprint import accesses
 from tilescale.schedules.order import needs
-from tilescale.schedules.plan import Buffer, Copy
+from tilescale.schedules.plan import Buffer, Gemm, Reduce
 
 Ints = npt.NDArray[np.int64]
 CHUNK = 1 << 22  # entries of one overlap matrix
@@ -135,7 +135,9 @@ def _overlaps(model: Model, found: list[Access]) -> Iterator[tuple[Ints, Ints]]:
     high = np.array([a.high for a in found], dtype=np.int64)
     agent = np.array([a.agent for a in found], dtype=np.int64)
     shared = np.array([a.work is not None and a.work.blocks > 1 for a in found])
-    copies = np.array([a.work is not None and isinstance(a.work.step, Copy) for a in found])
+    # Copies, reductions and clearings of the same bytes are shared alike by the blocks of a role.
+    copies = np.array([a.work is not None and not isinstance(a.work.step, Gemm) for a in found])
+    adds = np.array([a.write and a.work is not None and isinstance(a.work.step, Reduce) for a in found])
     number = np.array([a.work.number if a.work is not None else -1 for a in found])
     writes = np.flatnonzero(np.array([a.write for a in found]))
     rows = max(1, CHUNK // max(1, len(found)))
@@ -149,4 +151,5 @@ def _overlaps(model: Model, found: list[Access]) -> Iterator[tuple[Ints, Ints]]:
         same = (agent[xs] == agent[ys]) & ~(shared[xs] & shared[ys])
         same_bytes = copies[xs] & copies[ys] & (low[xs] == low[ys]) & (high[xs] == high[ys])
         same |= (agent[xs] == agent[ys]) & (same_bytes | (number[xs] == number[ys]))
+        same |= adds[xs] & adds[ys]  # additions commute
         yield xs[~same], ys[~same]

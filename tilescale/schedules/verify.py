@@ -14,6 +14,7 @@ from tilescale.schedules.dataflow import DataFlow
 from tilescale.schedules.explain import tell_deadlock, tell_race
 from tilescale.schedules.footprint import check_steps, check_structure
 from tilescale.schedules.order import maximal
+from tilescale.schedules.phases import check_phase_counts, check_phases
 from tilescale.schedules.plan import Plan
 from tilescale.schedules.proof_cache import ProofCache
 from tilescale.schedules.protocol import protocol_digest, rotates
@@ -61,6 +62,7 @@ def check_sizes(plan: Plan, calls: int = CALLS) -> Counterexample | None:
         or check_resources(plan)
         or check_residency(plan)
         or check_counters(plan, calls)
+        or check_phase_counts(plan)
         or check_coverage(plan)
     )
 
@@ -73,6 +75,9 @@ def check_protocol(plan: Plan, calls: int = CALLS) -> tuple[Counterexample | Non
     stats = Stats(operations, len(model.agents))
     if any(pc < len(program) for pc, program in zip(run.pcs, model.programs, strict=True)):
         return tell_deadlock(model, run), stats
+    problem = check_phases(model)
+    if problem is not None:
+        return problem, stats
     symmetric = rotates(plan)
     check = RaceCheck(model, symmetric)
     race = check.first()

@@ -29,7 +29,7 @@ _TILE = ("block_m", "block_n", "block_k", "num_stages", "raster_group")
 
 def analytic(spec: Spec, schedule: Schedule) -> Estimate:
     """The analytic model."""
-    from tilescale.costmodel.analytic import predict
+    from tilescale.costmodel.memo import prior as predict
 
     estimate: Estimate = predict(spec, schedule)
     return estimate

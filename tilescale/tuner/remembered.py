@@ -30,9 +30,9 @@ def recall(specs: Mapping[str, Spec], db: str | Path | perfdb.Database, source: 
     """The results stored for these specs. `source`: None takes the best kind that there is, one for all specs.
 
     A decision of an earlier session names the winner where there is none faster since. Raises RunnerError where nothing
-    is stored for a spec.
+    is stored for a spec, perfdb.MissingDatabase without a database.
     """
-    with opened(db) as database:
+    with opened(db, create=False) as database:
         for kind in [source] if source else PREFERENCE:
             found = {name: _result(name, spec, database, kind) for name, spec in specs.items()}
             results = {name: result for name, result in found.items() if result is not None}

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def opened(where: str | Path | perfdb.Database | None) -> Iterator[perfdb.Database]:
-    """The database at a path or URL; one that lives as long as the block for None; an open one as it is."""
+def opened(where: str | Path | perfdb.Database | None, create: bool = True) -> Iterator[perfdb.Database]:
+    """The database at a path or URL; one that lives as long as the block for None; an open one as it is.
+
+    Without `create`, perfdb.MissingDatabase where there is none.
+    """
     import perfdb
 
     with ExitStack() as stack:
@@ -30,7 +33,7 @@ def opened(where: str | Path | perfdb.Database | None) -> Iterator[perfdb.Databa
         if where is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tilescale-"))
             where = Path(folder) / "perf.db"
-        yield stack.enter_context(perfdb.open_database(where))
+        yield stack.enter_context(perfdb.open_database(where, create=create))
 
 
 def stored_samples(db: perfdb.Database, trial_id: int) -> Samples:

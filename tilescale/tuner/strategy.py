@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from tilescale.costmodel.rows import Row
 from tilescale.registry import Registry
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import Space
@@ -15,12 +16,16 @@ from tilescale.tuner.trial import Trial
 
 @dataclass(frozen=True)
 class Context:
-    """What a strategy may look at: what is tuned, its feasible schedules, what they are expected to take, the seed."""
+    """What a strategy may look at: what is tuned, its feasible schedules, what they are expected to take, the seed.
+
+    `experience`: what was measured of other workloads, of the same source and kind of machine.
+    """
 
     spec: Spec
     space: Space
     prior: Prior
     seed: int
+    experience: tuple[Row, ...] = ()
 
 
 class Strategy(ABC):

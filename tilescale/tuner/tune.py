@@ -15,11 +15,12 @@ from tilescale.schedules.space import Space
 from tilescale.spec.op import Spec
 from tilescale.tuner import records
 from tilescale.tuner.baselines import times
+from tilescale.tuner.experience import of_other_workloads
 from tilescale.tuner.interrupt import Guard
 from tilescale.tuner.prior import Predictor, Prior, analytic
 from tilescale.tuner.progress import Progress, Report, silent
 from tilescale.tuner.result import Result, Results
-from tilescale.tuner.runners import choose
+from tilescale.tuner.runners import Choice, choose
 from tilescale.tuner.search import Budget, Search
 from tilescale.tuner.store import Store, opened
 from tilescale.tuner.strategy import STRATEGIES, Context, Strategy
@@ -122,6 +123,9 @@ def tune(
     if not specs:
         raise SpecError("there is something to tune", "no specs", "give at least one")
     spaces = {name: _space(name, one, space) for name, one in specs.items()}
+    if runner is None:
+        for one in specs.values():
+            choose(one).runner.close()  # what cannot be measured at all is said before anything is searched
     with settings.guard.installed(), opened(db) as database:
         session = database.start_session(seed=seed, command=command or f"tune {', '.join(specs)}")
         try:
@@ -171,12 +175,9 @@ def _tune_all(spaces: Mapping[str, Space], db: perfdb.Database, session: int, se
 
 def _tune_one(name: str, space: Space, db: perfdb.Database, session: int, settings: Settings) -> Result:
     started = time.monotonic()
-    notes = []
-    runner = settings.runner
-    if runner is None:
-        choice = choose(space.spec)
-        runner = choice.runner
-        notes.append(choice.note)
+    choice = Choice(settings.runner, "") if settings.runner is not None else choose(space.spec)
+    runner = choice.runner
+    notes = [choice.note] if choice.note else []
     try:
         store = Store(db, records.key_of(space.spec, runner), session, settings.resume)
         search = _search(name, space, runner, store, started + settings.seconds, settings)
@@ -194,7 +195,8 @@ def _search(name: str, space: Space, runner: Runner, store: Store, deadline: flo
         settings.report(Progress(name, "predict", done, total))
 
     prior = Prior(space.spec, space.schedules, settings.predictor, predicted)
-    context = Context(space.spec, space, prior, settings.seed)
+    experience = of_other_workloads(store.db, store.key) if settings.strategy == "learned" else ()
+    context = Context(space.spec, space, prior, settings.seed, experience)
     strategy: Strategy = STRATEGIES[settings.strategy](context)
     budget = Budget(settings.trials, deadline)
     return Search(name, context, runner, store, strategy, budget, settings.guard, settings.report)

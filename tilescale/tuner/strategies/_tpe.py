@@ -59,6 +59,13 @@ class Proposer:
 
     def tell(self, trial: Trial) -> None:
         """Show a trial, as long as not enough were shown."""
+        self._show(trial.schedule, FAILED_US if trial.value_us is None else trial.value_us)
+
+    def refuse(self, schedule: Schedule) -> None:
+        """Show that a proposal is infeasible, so that its like is not proposed for ever."""
+        self._show(schedule, FAILED_US)
+
+    def _show(self, schedule: Schedule, value_us: float) -> None:
         import optuna
 
         if self._shown >= SHOWN:
@@ -69,12 +76,11 @@ class Proposer:
         chosen: Partial = {}
         for knob in KNOBS:
             values = self._domain(knob, chosen)
-            value: Value = getattr(trial.schedule, knob.name)
+            value: Value = getattr(schedule, knob.name)
             chosen[knob.name] = value
             if len(values) > 1 and value in values:
                 distributions[knob.name] = _distribution(values)
                 params[knob.name] = value if isinstance(value, str) else values.index(value)
-        value_us = FAILED_US if trial.value_us is None else trial.value_us
         shown = optuna.trial.create_trial(params=params, distributions=distributions, value=value_us)
         with _quiet():
             self._study.add_trial(shown)

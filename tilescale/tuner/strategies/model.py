@@ -14,6 +14,8 @@ from tilescale.tuner.trial import Trial
 # A family of schedules is opened by its best member if that is expected within this factor of the best of all.
 OPENING_FACTOR = 1.5
 TPE_ATTEMPTS = 8
+# After so many turns in which Optuna proposed nothing new and feasible, it is not asked again: little is left.
+TPE_IDLE_TURNS = 4
 
 
 @STRATEGIES.register
@@ -31,6 +33,7 @@ class Model(Strategy):
         super().__init__(context)
         self._correction = Correction(context.prior, context.space)
         self._tpe: Proposer | None = None
+        self._idle_turns = 0
         self._told: list[Trial] = []
         self._openings = self._families()
         self._turns: Iterator[Callable[[list[float]], Schedule | None]] = cycle(
@@ -83,11 +86,15 @@ class Model(Strategy):
             for trial in self._told:
                 self._tpe.tell(trial)
         for _ in range(TPE_ATTEMPTS):
-            if self._tpe.spent:
+            if self._tpe.spent or self._idle_turns >= TPE_IDLE_TURNS:
                 return None
             schedule = self._tpe.ask()
-            if schedule in self._place and schedule not in self.seen:
+            if schedule not in self._place:
+                self._tpe.refuse(schedule)
+            elif schedule not in self.seen:
+                self._idle_turns = 0
                 return schedule
+        self._idle_turns += 1
         return None
 
     def _by_neighbour(self, scores: list[float]) -> Schedule | None:

@@ -18,12 +18,15 @@ TS_DEV Share share_of(u64 units, u32 index, u32 gang) {
   return {begin, begin + each < units ? begin + each : units};
 }
 
-// Loads and stores of `share` by all threads, `copy_unroll` accesses in flight each.
+// In the scale model the last warp of a copying block keeps the links' time instead of copying.
+template <class C> struct CopyThreads { static constexpr u32 value = C::link_clock ? C::threads - 32 : C::threads; };
+
+// Loads and stores of `share` by the copying threads, `copy_unroll` accesses in flight each.
 template <class C> TS_DEV void copy_by_threads(const u8* from, u8* to, Share share) {
   typedef typename UnitOf<C::copy_unit>::type Unit;
   const Unit* source = (const Unit*)from;
   Unit* target = (Unit*)to;
-  constexpr u32 kStride = C::threads;
+  constexpr u32 kStride = CopyThreads<C>::value;
   u64 i = share.begin + thread();
   for (; i + (C::copy_unroll - 1) * (u64)kStride < share.end; i += C::copy_unroll * (u64)kStride) {
     Unit held[C::copy_unroll];
@@ -33,21 +36,6 @@ template <class C> TS_DEV void copy_by_threads(const u8* from, u8* to, Share sha
     for (int u = 0; u < C::copy_unroll; ++u) store(target + i + u * kStride, held[u]);
   }
   for (; i < share.end; i += kStride) store(target + i, load(source + i));
-}
-
-// The same, charged to the links piece by piece: a block is done when its bytes are there on the machine modelled.
-template <class C>
-TS_DEV void copy_by_threads_paced(const Call& call, const Step& step, const u8* from, u8* to, Share share) {
-  constexpr u64 kPiece = kChargeBytes / C::copy_unit;
-  u64 end = 0;
-  for (u64 at = share.begin; at < share.end; at += kPiece) {
-    const Share piece{at, at + kPiece < share.end ? at + kPiece : share.end};
-    if (thread() == 0) end = charge(call, step.counter, step.value, (piece.end - piece.begin) * C::copy_unit);
-    copy_by_threads<C>(from, to, piece);
-  }
-  sync();
-  if (thread() == 0) link_wait(end);
-  sync();
 }
 
 // A ring of shared-memory tiles that bulk copies pass through; `tiles` counts all that have passed.
@@ -64,7 +52,6 @@ TS_DEV void copy_by_tma(const Call& call, const Step& step, const u8* from, u8* 
   const u64 begin = units.begin * 16, end = units.end * 16;
   const u32 count = (u32)((end - begin + C::copy_tile_bytes - 1) / C::copy_tile_bytes);
   u32 loaded = 0;
-  u64 paced = 0;
   auto load_next = [&]() {
     const u32 slot = (pipe.tiles + loaded) % C::copy_stages;
     const u64 offset = begin + (u64)loaded * C::copy_tile_bytes;
@@ -80,7 +67,6 @@ TS_DEV void copy_by_tma(const Call& call, const Step& step, const u8* from, u8* 
     const u64 offset = begin + (u64)i * C::copy_tile_bytes;
     const u32 bytes = (u32)(end - offset < C::copy_tile_bytes ? end - offset : C::copy_tile_bytes);
     barrier_wait(call, step, &pipe.full[slot], parity);
-    if constexpr (C::link_clock) paced = charge(call, step.counter, step.value, bytes);
     bulk_store(to + offset, pipe.smem + slot * C::copy_tile_bytes, bytes);
     bulk_commit();
     if (i > 0 && loaded < count) {
@@ -89,23 +75,22 @@ TS_DEV void copy_by_tma(const Call& call, const Step& step, const u8* from, u8* 
     }
   }
   bulk_wait<0>();  // the destination is written, not only the tile read: a signal may follow
-  if constexpr (C::link_clock) link_wait(paced);
   pipe.tiles += count;
 }
 
 template <class C> TS_DEV void copy_step(const Call& call, const Step& step, const Block& me, TilePipe& pipe) {
   const u8* from = call.at(step.source, step.source_offset);
   u8* to = call.at(step.target, step.target_offset);
+  const Share share = share_of(step.size / C::copy_unit, me.index, me.gang);
+  if constexpr (C::link_clock) {
+    if (thread() == CopyThreads<C>::value) walk_links(call, step, (share.end - share.begin) * C::copy_unit);
+  }
   if constexpr (C::copy_tma) {
     if (thread() == 0) copy_by_tma<C>(call, step, from, to, me, pipe);
   } else {
-    const Share share = share_of(step.size / C::copy_unit, me.index, me.gang);
-    if constexpr (C::link_clock) {
-      copy_by_threads_paced<C>(call, step, from, to, share);
-    } else {
-      copy_by_threads<C>(from, to, share);
-    }
+    if (thread() < CopyThreads<C>::value) copy_by_threads<C>(from, to, share);
   }
+  if constexpr (C::link_clock) sync();
 }
 
 // Walks the steps of a copy gang. All threads of the block.

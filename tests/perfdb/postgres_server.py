@@ -1,0 +1,121 @@
+"""A PostgreSQL server of our own on loopback, in a temporary folder; ended by its own process id."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PLACES = ("/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin", "/opt/homebrew/opt/postgresql*/bin")
+
+
+class NoServer(Exception):
+    """PostgreSQL or its Python driver is not installed, or it does not start here: the text says which."""
+
+
+def programs() -> Path:
+    """The folder that holds initdb and postgres. Errors: NoServer."""
+    found = shutil.which("initdb")
+    folders = [Path(found).resolve().parent] if found else []
+    for pattern in PLACES:
+        folders += sorted(Path("/").glob(pattern[1:]), reverse=True)
+    for folder in folders:
+        if (folder / "initdb").exists() and (folder / "postgres").exists():
+            return folder
+    raise NoServer("PostgreSQL is not installed (Debian: apt-get install postgresql)")
+
+
+def _account() -> str | None:
+    """Whom to run as: the server refuses root."""
+    if os.getuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        try:
+            return pwd.getpwnam(name).pw_name
+        except KeyError:
+            continue
+    raise NoServer("PostgreSQL does not run as root and there is no account postgres or nobody")
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@contextmanager
+def server(durable: bool = False) -> Iterator[str]:
+    """The URL of a running server without its database name. `durable`: commits reach the disk. Errors: NoServer."""
+    try:
+        import psycopg
+    except ImportError as error:
+        raise NoServer("psycopg is not installed (pip install 'psycopg[binary]')") from error
+    folder, account = programs(), _account()
+    home = Path(tempfile.mkdtemp(prefix="perfdb-pg-"))
+    if account is not None:
+        shutil.chown(home, account)
+    data, port = home / "data", _free_port()
+    try:
+        make = [folder / "initdb", "-D", data, "-U", "perfdb", "-A", "trust", "-E", "UTF8", "--no-sync"]
+        done = subprocess.run(make, capture_output=True, text=True, user=account, cwd=home, check=False)
+        if done.returncode != 0:
+            raise NoServer(f"initdb failed: {done.stderr.strip()[-300:]}")
+        settings = {"listen_addresses": "127.0.0.1", "port": port, "unix_socket_directories": "", "max_connections": 120}
+        if not durable:
+            settings |= {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+        flags = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        with (home / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [folder / "postgres", "-D", data, *flags], stdout=log, stderr=log, user=account, cwd=home
+            )
+        try:
+            url = f"postgresql://perfdb@127.0.0.1:{port}"
+            _wait(psycopg, f"{url}/postgres", process, home / "log")
+            yield url
+        finally:
+            process.send_signal(2)  # fast shutdown
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _wait(psycopg: object, url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    import time
+
+    for _ in range(300):
+        if process.poll() is not None:
+            raise NoServer(f"postgres ended: {log.read_text(errors='replace')[-300:]}")
+        try:
+            psycopg.connect(url, connect_timeout=2).close()  # type: ignore[attr-defined]
+        except psycopg.OperationalError:  # type: ignore[attr-defined]
+            time.sleep(0.1)
+        else:
+            return
+    raise NoServer("postgres did not answer in 30 s")
+
+
+def make_database(server_url: str, name: str, template: str = "template1") -> str:
+    """A new database on the server; returns its URL."""
+    import psycopg
+
+    with psycopg.connect(f"{server_url}/postgres", autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+    return f"{server_url}/{name}"
+
+
+def drop_database(server_url: str, name: str) -> None:
+    """Remove a database, whoever is connected."""
+    import psycopg
+
+    with psycopg.connect(f"{server_url}/postgres", autocommit=True) as connection:
+        connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')

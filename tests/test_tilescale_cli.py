@@ -1,0 +1,372 @@
+"""The command `tilescale`: what it prints where, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from process_support import SEARCH_PATH
+from support import ag_gemm
+from typer.testing import CliRunner, Result
+
+from tilescale.cli import app
+from tilescale.runtime import emulate as emulate_module
+from tilescale.runtime import replay
+from tilescale.runtime.emulate import Emulation
+from tilescale.schedules.space import Space
+from tilescale.schedules.story import Counterexample, Place, Proof
+from tilescale.spec import detect
+from tilescale.tuner.recipe import read
+from tilescale.tuner.record_space import record
+
+RECIPE = """
+title = "Small"
+[topology]
+kind = "scale_model"
+name = "8xH200-NVSwitch"
+ranks = 2
+[[workload]]
+name = "up"
+op = "ag_gemm"
+a = { shape = [512, 256], dtype = "bfloat16", view = "FullRow" }
+b = { shape = [256, 512], dtype = "bfloat16", view = "FullCol", order = "col" }
+out = "FullCol"
+[[workload]]
+name = "tokens"
+x = { shape = [512, 256], dtype = "bfloat16", view = "FullRow" }
+to = "Replicate"
+[space]
+transport = ["peer_copy"]
+chunk_rows = [128, 256]
+num_comm_blocks = [2, 4]
+[tune]
+trials = 12
+"""
+QUICK = ["--op", "ag_gemm", "--shape", "512x512x256", "--ranks", "2"]
+
+
+REAL_EMULATE = emulate_module.emulate
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is compiled and proved is kept for all tests here."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of its own to work in, without a GPU, with the recipe, and a stand-in for the emulator."""
+    monkeypatch.setattr(emulate_module, "emulate", lambda *arguments, **options: Emulation(
+        True, "stand-in", "small", "lazy", 0, 1))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setattr(detect, "model_at_hand", lambda: None)
+    (tmp_path / "small.toml").write_text(RECIPE)
+    return tmp_path
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def record_spaces() -> None:
+    recipe = read("small.toml")
+    for spec in recipe.specs.values():
+        record(spec, Space(spec, dict(recipe.restrict))).save(replay.user_folder())
+
+
+def tuned(*more: str) -> Any:
+    done = run("tune", "small.toml", "--db", "perf.db", "--json", *more)
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)["jobs"][0]
+
+
+# --- tune -------------------------------------------------------------------------------------------------------------
+
+
+def test_tune_says_where_times_come_from_and_what_became_of_the_winner() -> None:
+    record_spaces()
+    done = run("tune", "small.toml", "-w", "tokens", "--db", "perf.db")
+    assert done.exit_code == 0, done.output
+    for text in ("no GPU is at hand", "times are predicted by the analytic model", "fastest schedules (predicted)",
+                 "chosen: ", "baseline peer_copy: ", "proof: proved", "emulation: stand-in", "bundle: ",
+                 "the same command answers from the database"):
+        assert text in done.stdout, text
+    assert (Path("bundle") / "small" / "manifest.json").is_file()
+    assert run("bundle", "check", "bundle/small").exit_code == 0
+
+
+def test_tune_again_measures_nothing() -> None:
+    record_spaces()
+    first, second = tuned("--no-bundle"), tuned("--no-bundle")
+    assert [result["measured"] for result in first["results"]] == [12, 12]
+    assert [result["measured"] for result in second["results"]] == [0, 0]
+    for one, other in zip(first["results"], second["results"], strict=True):
+        assert (one["best"], one["best_us"]) == (other["best"], other["best_us"])
+        assert {trial["source"] for trial in other["trials"]} == {"predicted"}
+    assert first["results"][0]["baselines_us"].keys() == {"unfused", "chunked"}
+
+
+def test_tune_options_come_before_the_recipe() -> None:
+    record_spaces()
+    job = tuned("--trials", "3", "--seed", "9", "--strategy", "random", "-w", "up", "--no-bundle")
+    assert [(result["name"], result["candidates"], result["seed"]) for result in job["results"]] == [("up", 3, 9)]
+
+
+def test_tune_without_times_fails_with_one_message() -> None:
+    done = run("tune", "small.toml", "--db", "perf.db")
+    assert done.exit_code == 1
+    assert "emulate" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_winner_that_is_not_right_is_not_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = Emulation(False, "row 3 differs", "small", "lazy", 0, 1)
+    monkeypatch.setattr(emulate_module, "emulate", lambda *arguments, **options: wrong)
+    record_spaces()
+    done = run("tune", "small.toml", "-w", "tokens", "--db", "perf.db")
+    assert done.exit_code == 1
+    assert "row 3 differs" in done.stdout
+    assert "nothing was exported" in done.stderr
+    assert not Path("bundle").exists()
+
+
+def test_tune_goes_on_without_a_compiler_for_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tilescale.errors import MissingDependency
+
+    def missing(*arguments: object, **options: object) -> Emulation:
+        raise MissingDependency("emulation needs a C++ compiler", "no g++", "install one")
+
+    monkeypatch.setattr(emulate_module, "emulate", missing)
+    record_spaces()
+    done = run("tune", "small.toml", "-w", "tokens", "--db", "perf.db", "--no-bundle")
+    assert done.exit_code == 0
+    assert "not emulated: emulation needs a C++ compiler; got: no g++; install one" in done.stdout
+
+
+def test_tune_of_a_model_names_what_it_leaves_out() -> None:
+    done = run("tune", "--model", "llama-3-70b", "--tp", "8", "--m", "64", "--db", "perf.db")
+    assert done.exit_code == 1
+    assert "left out mlp_down: gemm_rs has no kernels" in done.stdout
+    assert "tuning ag_gemm 64x28672x8192 bfloat16 w8" in done.stderr
+
+
+def test_sigterm_keeps_what_is_finished_and_exits_with_130(here: Path) -> None:
+    record_spaces()
+    # A replay that tells and then stands still at its fifth measurement.
+    script = """
+import sys, time
+from tilescale.runtime.replay import ReplayRunner
+from tilescale.cli import main
+plain = ReplayRunner.measure
+def slow(self, spec, schedules):
+    if self.measured == 5:
+        print("standing", flush=True)
+        time.sleep(60)
+    return plain(self, spec, schedules)
+ReplayRunner.measure = slow
+sys.argv = ["tilescale", "tune", "small.toml", "--db", "perf.db"]
+main()
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               env={**os.environ, "PYTHONPATH": SEARCH_PATH})
+    assert process.stdout is not None
+    while (line := process.stdout.readline()) and line != "standing\n":
+        pass
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert "finished measurements are kept" in err
+    assert "Traceback" not in err
+    assert tuned("--no-bundle")["results"][0]["measured"] == 7
+
+
+# --- the other commands -----------------------------------------------------------------------------------------------
+
+
+def test_space_counts_and_lists() -> None:
+    found = json.loads(run("space", "small.toml", "--list", "--json").stdout)["workloads"]
+    for facts in found:
+        assert facts["size"] == facts["feasible"] + sum(entry["count"] for entry in facts["rejected"])
+        assert len(facts["schedules"]) == facts["feasible"]
+    text = run("space", *QUICK).stdout
+    assert "feasible schedules" in text
+    assert "a library call cannot wait inside" in text
+
+
+def test_space_records_what_tune_replays() -> None:
+    done = run("space", "small.toml", "-w", "tokens", "--record", str(replay.user_folder()))
+    assert done.exit_code == 0, done.output
+    assert run("tune", "small.toml", "-w", "tokens", "--db", "perf.db", "--no-bundle").exit_code == 0
+
+
+def test_explain_a_schedule() -> None:
+    facts = json.loads(run("explain", *QUICK, "-s", "overlap=fused,transport=tma", "--json").stdout)
+    assert facts["schedule"]["knobs"]["overlap"] == "fused"
+    assert sum(facts["prediction"]["parts_us"].values()) == pytest.approx(facts["prediction"]["us"])
+    assert facts["prediction"]["source"] == "predicted"
+    assert facts["proof"]["ok"]
+    digest = facts["schedule"]["digest"]
+    text = run("explain", *QUICK, "-s", digest[:12]).stdout
+    for word in (digest, "longest path", "comm.0", "proved", "tilescale_fused"):
+        assert word in text
+
+
+def test_explain_a_constraint_and_an_infeasible_choice() -> None:
+    facts = json.loads(run("explain", *QUICK, "--constraint", "shared_memory", "--json").stdout)
+    assert facts["rejected"] > 0
+    assert facts["rule"] == "the stages fit the shared memory of a block"
+    done = run("explain", *QUICK, "-s", "overlap=fused,compute=library")
+    assert done.exit_code == 1
+    assert "library_not_fused (a library call cannot wait inside)" in done.stderr
+
+
+def test_verify_proves_all_or_shows_a_counterexample(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run("verify", "small.toml", "--limit", "12", "--json")
+    assert done.exit_code == 0, done.output
+    assert [facts["proved"] for facts in json.loads(done.stdout)["workloads"]] == [12, 12]
+
+    from tilescale.schedules import verify
+
+    story = Counterexample("race", "nothing orders these two", (Place(0, "copy"),), timeline="rank 0 puts")
+    monkeypatch.setattr(verify, "verify", lambda *arguments, **options: Proof(False, story, ""))
+    failed = run("verify", "small.toml")
+    assert failed.exit_code == 1
+    for text in ("race: nothing orders these two", "rank 0 launch copy", "rank 0 puts", "up: counterexample after 0"):
+        assert text in failed.stdout
+    assert "tokens" not in failed.stdout  # it stops at the first
+
+
+def test_emulate_runs_the_text_or_shows_what_was_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emulate_module, "emulate", REAL_EMULATE)
+    done = run("emulate", "small.toml", "-w", "tokens", "--seeds", "1")
+    assert done.exit_code == 0, done.output
+    assert "1 of 1 schedules emulated right, 1 runs each" in done.stdout
+    assert "right, conforming to the plan" in done.stdout
+
+    seen: list[int] = []
+
+    def third_is_wrong(spec: object, schedule: object, seed: int) -> Emulation:
+        seen.append(seed)
+        return Emulation(len(seen) != 3, f"report {len(seen)}", "small", "lazy", seed, 1)
+
+    monkeypatch.setattr(emulate_module, "emulate", third_is_wrong)
+    failed = run("emulate", "small.toml", "-w", "tokens", "--all", "--seeds", "2")
+    assert failed.exit_code == 1
+    assert "report 3" in failed.stdout
+    assert seen == [0, 1, 0]
+
+
+def test_emit_prints_the_text_and_writes_the_program(here: Path) -> None:
+    text = run("emit", *QUICK, "-s", "overlap=fused,transport=tma")
+    assert "struct Config" in text.stdout
+    assert "schedule" in text.stderr  # what was chosen; stdout is the text alone
+    assert run("emit", *QUICK, "-s", "overlap=fused,transport=tma", "-o", "out").exit_code == 0
+    program = json.loads((here / "out" / "program.json").read_text())
+    assert program == json.loads(run("emit", *QUICK, "-s", "overlap=fused,transport=tma", "--json").stdout)
+    assert len(list((here / "out").glob("*.cu"))) == len(program["kernels"])
+
+
+def test_compile_prints_binaries() -> None:
+    done = run("compile", *QUICK, "-s", "overlap=fused,transport=peer_copy", "--json")
+    assert done.exit_code == 0, done.output
+    (binary,) = json.loads(done.stdout)["binaries"]
+    assert (binary["arch"], binary["spill_bytes"]) == ("sm_90a", 0)
+
+
+def test_export_and_bundle_commands() -> None:
+    record_spaces()
+    tuned("--no-bundle")
+    done = run("export", "small.toml", "-w", "tokens", "-o", "bundle", "--db", "perf.db", "--json")
+    assert done.exit_code == 0, done.output
+    (operation,) = json.loads(done.stdout)["operations"]
+    assert operation["source"] == "predicted"
+    checked = run("bundle", "check", "bundle")
+    assert checked.exit_code == 0
+    assert "not checked" in checked.stdout
+    shown = json.loads(run("bundle", "show", "bundle", "--json").stdout)
+    assert [entry["name"] for entry in shown["operations"]] == ["tokens"]
+    assert "predicted" in run("bundle", "show", "bundle").stdout
+    victim = next(Path("bundle").glob("tables/*"))
+    victim.unlink()
+    broken = run("bundle", "check", "bundle")
+    assert broken.exit_code == 1
+    assert victim.name in broken.stdout
+
+
+def test_export_without_a_database_is_wrong_usage_and_without_rows_a_failure() -> None:
+    assert run("export", "small.toml", "-o", "bundle", "--db", "nothing.db").exit_code == 2
+    assert not Path("nothing.db").exists()
+    record_spaces()
+    tuned("--no-bundle", "-w", "up")
+    done = run("export", "small.toml", "-o", "bundle", "--db", "perf.db")
+    assert done.exit_code == 1
+    assert "tune them first" in done.stderr
+
+
+def test_topology_lists_and_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = json.loads(run("topology", "--json").stdout)
+    assert listed["here"] == "no GPU is at hand"
+    assert "8xH200-NVSwitch" in [facts["name"] for facts in listed["topologies"]]
+    shown = json.loads(run("topology", "scale_model:8xH200-NVSwitch", "--ranks", "4", "--json").stdout)
+    assert (shown["ranks"], shown["source"]) == (4, "measured_scale_model")
+    assert "8xH100-NVSwitch" in run("topology", "8xH100-NVSwitch").stdout
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+WRONG = [
+    (["space"], "a command works on a recipe or on --op"),
+    (["space", "small.toml", "--op", "ag_gemm"], "got: both"),
+    (["space", "nowhere.toml"], "No such file"),
+    (["space", "small.toml", "-w", "upp"], "did you mean 'up'?"),
+    (["space", "small.toml", "--ranks", "4"], "--ranks goes with --op"),
+    (["space", "--op", "ag_gem", "--shape", "1x1x1"], "did you mean 'ag_gemm'?"),
+    (["space", "--op", "ag_gemm"], "--op needs --shape"),
+    (["space", "--op", "ag_gemm", "--shape", "64x64"], "--shape of a matmul is MxNxK"),
+    (["space", "--op", "ag_gemm", "--shape", "a"], "sizes joined by x"),
+    (["space", *QUICK, "--dtype", "bf16"], "a dtype is known"),
+    (["space", *QUICK, "--topology", "8xH200"], "did you mean '8xH200-NVSwitch'?"),
+    (["space", "--op", "gemm_rs", "--shape", "512x512x256"], "gemm_rs has kernels"),
+    (["emit", "small.toml"], "choose with --workload: up, tokens"),
+    (["explain", *QUICK, "-s", "transprt=tma"], "did you mean 'transport'?"),
+    (["explain", *QUICK, "-s", "block_m=96"], "block_m is one of"),
+    (["explain", *QUICK, "--constraint", "shared"], "--constraint is known"),
+    (["tune"], "tune works on RECIPES, on --model or on --op"),
+    (["tune", "small.toml", "--strategy", "modle", "--db", "x.db"], "did you mean 'model'?"),
+    (["tune", "--model", "llama"], "did you mean"),
+    (["topology", "8xH200"], "did you mean"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), WRONG, ids=[" ".join(case[0])[:40] for case in WRONG])
+def test_wrong_usage_is_one_message_and_exit_2(arguments: list[str], says: str) -> None:
+    done = run(*arguments)
+    assert done.exit_code == 2, done.output
+    assert done.stdout == ""
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [["space", "--nothing"], ["nothing"], ["tune", "small.toml", "--trials", "0"]])
+def test_wrong_options_exit_with_2(arguments: list[str]) -> None:
+    assert run(*arguments).exit_code == 2
+
+
+def test_nothing_is_wrapped_or_cut_when_piped() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tilescale.cli", "space", *QUICK, "--list"], capture_output=True, text=True, check=True,
+        env={**os.environ, "COLUMNS": "20", "PYTHONPATH": SEARCH_PATH})
+    schedules = ag_gemm((512, 512, 256), ranks=2)
+    lines = done.stdout.splitlines()
+    for schedule in list(Space(schedules))[::50]:
+        assert f"{schedule.digest}  {schedule.label}" in lines
+    assert not [line for line in lines if line != line.rstrip() or "…" in line]

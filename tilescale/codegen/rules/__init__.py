@@ -1,0 +1,109 @@
+"""Static rules over emitted text: what emulation cannot model, checked on every path through the device library.
+
+Weak memory and proxies do not exist on a CPU, and a run shows some orders only. So each kernel text is read together
+with the device library it includes, its Config applied, and walked on all paths (see _walk.py). One rule a file; sorted
+discovery finds them. A rule judges either every primitive on every path (`judge`), or the text itself (`read`).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tilescale.codegen.compile import INCLUDE
+from tilescale.codegen.program import Kernel
+from tilescale.codegen.rules._parse import Function, functions_of, tokens_of
+from tilescale.codegen.rules._walk import Facts, Judge, Walk
+from tilescale.registry import Registry
+
+# Primitives, one instruction or idiom each: rules judge their users, by their names.
+PRIMITIVES = ("abi.cuh", "ptx.cuh", "mma.cuh")
+ENTRY = "execute"
+
+
+@dataclass(frozen=True)
+class Violation:
+    """`rule` is broken at `place` (file:line): `message` says how."""
+
+    rule: str
+    place: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.message} ({self.place})"
+
+
+Reader = Callable[[Sequence[Function]], Iterable[tuple[str, str]]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`says`: the rule in words. `start`: the facts that hold when a kernel starts. Exactly one of `judge` and `read`."""
+
+    name: str
+    says: str
+    start: Facts = frozenset()
+    judge: Judge | None = None
+    read: Reader | None = None
+
+
+RULES: Registry[Rule] = Registry("static rule", package="tilescale.codegen.rules")
+
+
+def check_kernel(kernel: Kernel, include: Path = INCLUDE) -> tuple[Violation, ...]:
+    """Everything that breaks a rule, sorted. Raises CompileError where the text is not in the subset that is read."""
+    constants = constants_of(kernel.text)
+    key = tuple(sorted((name, value) for name, value in constants.items() if isinstance(value, bool)))
+    return _check(key, library_text(include))
+
+
+def check_kernels(kernels: Iterable[Kernel], include: Path = INCLUDE) -> tuple[Violation, ...]:
+    """Of all kernels, each violation once."""
+    return tuple(sorted({v for kernel in kernels for v in check_kernel(kernel, include)}, key=str))
+
+
+def check_text(text: str, entry: str, constants: Mapping[str, int] | None = None) -> tuple[Violation, ...]:
+    """The rules over functions in `text`, walked from `entry`: for fragments that no Config names."""
+    functions = functions_of(tokens_of(text, "text"))
+    return _judge({function.name: function for function in functions}, dict(constants or {}), entry)
+
+
+def constants_of(text: str) -> dict[str, int]:
+    """The constants of a kernel text's Config."""
+    found: dict[str, int] = {}
+    for kind, name, value in re.findall(r"static constexpr (\w+) (\w+) = (\w+);", text):
+        found[name] = value == "true" if kind == "bool" else int(value)
+    return found
+
+
+def library_text(include: Path) -> tuple[tuple[str, str], ...]:
+    """Names and texts of the device library's files that use primitives."""
+    folder = include / "tilescale" if (include / "tilescale").is_dir() else include
+    files = sorted(path for path in folder.rglob("*.cuh") if path.name not in PRIMITIVES)
+    return tuple((path.name, path.read_text()) for path in files)
+
+
+@functools.lru_cache(maxsize=512)
+def _check(constants: tuple[tuple[str, bool], ...], library: tuple[tuple[str, str], ...]) -> tuple[Violation, ...]:
+    # Only flags decide what is walked, so kernels that differ in sizes share one walk.
+    return _judge(_functions(library), dict(constants), ENTRY)
+
+
+@functools.lru_cache(maxsize=8)
+def _functions(library: tuple[tuple[str, str], ...]) -> dict[str, Function]:
+    return {f.name: f for name, text in library for f in functions_of(tokens_of(text, name))}
+
+
+def _judge(functions: Mapping[str, Function], constants: Mapping[str, int], entry: str) -> tuple[Violation, ...]:
+    found = set()
+    for rule in RULES:
+        if rule.judge is not None:
+            walk = Walk(functions, constants, rule.judge)
+            walk.run(entry, rule.start)
+            found |= {Violation(rule.name, place, message) for place, message in walk.found}
+        elif rule.read is not None:
+            found |= {Violation(rule.name, place, message) for place, message in rule.read(tuple(functions.values()))}
+    return tuple(sorted(found, key=str))

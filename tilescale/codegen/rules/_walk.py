@@ -1,0 +1,304 @@
+"""All paths of a kernel through the device library, as sequences of primitive calls, folded into states of a rule.
+
+A block is walked as one program: code that only thread 0 runs (`thread() == 0`) is taken, and calls know that they are
+its own (`leader`); where warps part (`thread() < 128`) both sides are walked. The step that a role comes to is chosen
+freely, so every order of kinds of steps is walked. Booleans are followed, other values are not: a condition on them may
+go either way. Loops are walked until no new state comes out. So a rule sees every order of primitives that can happen,
+and some that cannot.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+from tilescale.codegen.rules._parse import (
+    Block,
+    Branch,
+    Call,
+    Function,
+    Lambda,
+    Leave,
+    Loop,
+    Named,
+    Plain,
+    Statement,
+    Token,
+    Tokens,
+    calls_of,
+    split,
+    text_of,
+)
+
+Value = bool | str | None
+Facts = frozenset[str]
+KINDS = ("kCopy", "kSignal", "kWait", "kGemm", "kReserve")
+KIND, LEADER = "step.kind", "@leader"
+_CONSTANT = re.compile(r"(?:C|Config) :: (\w+)")
+_LEADER = re.compile(r"thread \( \)(?: % \w+)? == 0u?")
+
+
+@dataclass(frozen=True)
+class State:
+    """What a path knows: `values` of followed variables, sorted by name, and the `facts` of the rule."""
+
+    values: tuple[tuple[str, Value], ...]
+    facts: Facts
+
+    def get(self, name: str) -> Value:
+        return dict(self.values).get(name)
+
+    def put(self, name: str, value: Value) -> State:
+        values = {**dict(self.values), name: value}
+        kept = tuple(sorted((k, v) for k, v in values.items() if v is not None))
+        return State(kept, self.facts)
+
+
+@dataclass(frozen=True)
+class Event:
+    """A primitive is called. `kind`: of the current step; `leader`: by one thread of the block."""
+
+    name: str
+    template: str
+    arguments: tuple[str, ...]
+    place: str
+    kind: Value
+    leader: bool
+
+
+Judge = Callable[[Facts, Event], tuple[Facts, str]]  # new facts, and what is wrong ("": nothing)
+States = frozenset[State]
+NONE: States = frozenset()
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Where the states of a statement go on."""
+
+    here: States = NONE
+    returned: States = NONE
+    broke: States = NONE
+    again: States = NONE
+
+    def then(self, more: Ends) -> Ends:
+        """`more` follows where this went on."""
+        return Ends(more.here, self.returned | more.returned, self.broke | more.broke, self.again | more.again)
+
+
+class Walk:
+    """Walks from one function with one rule; `found` collects (place, message)."""
+
+    def __init__(self, functions: Mapping[str, Function], constants: Mapping[str, int], judge: Judge) -> None:
+        self.functions, self.constants, self.judge = functions, constants, judge
+        self.found: set[tuple[str, str]] = set()
+        self.bound: list[dict[str, Lambda]] = [{}]
+
+    def run(self, entry: str, facts: Facts) -> States:
+        """Every state at the end of `entry`."""
+        return self._inline(self.functions[entry], (), frozenset({State((), facts)}), leader=False)
+
+    # -- statements ----------------------------------------------------------------------------------------------------
+    def block(self, block: Block, states: States) -> Ends:
+        ends = Ends(states)
+        for statement in block.statements:
+            if not ends.here:
+                break
+            ends = ends.then(self.statement(statement, ends.here))
+        return ends
+
+    def statement(self, statement: Statement, states: States) -> Ends:
+        if isinstance(statement, Block):
+            return self.block(statement, states)
+        if isinstance(statement, Branch):
+            return self._branch(statement, states)
+        if isinstance(statement, Loop):
+            return self._loop(statement, states)
+        if isinstance(statement, Named):
+            self.bound[-1][statement.name] = statement.function
+            return Ends(states)
+        if isinstance(statement, Leave):
+            states = self.expression(statement.tokens, states)
+            word = statement.word.text
+            return Ends(**{{"return": "returned", "break": "broke", "continue": "again"}[word]: states})
+        return Ends(self._plain(statement, states))
+
+    def _branch(self, branch: Branch, states: States) -> Ends:
+        states = self.expression(branch.condition, states)
+        leads = _LEADER.search(text_of(branch.condition)) is not None
+        yes: set[State] = set()
+        no: set[State] = set()
+        for state in states:
+            value = self.truth(branch.condition, state)
+            if value is not False:
+                yes.add(self._assume(branch.condition, state.put(LEADER, True) if leads else state, True))
+            if value is not True:
+                no.add(self._assume(branch.condition, state, False))
+        taken = self.block(branch.then, frozenset(yes))
+        if leads:
+            before = {state.get(LEADER) for state in states}
+            taken = _each(taken, lambda state: state.put(LEADER, True if before == {True} else None))
+        other = self.block(branch.otherwise, frozenset(no))
+        return Ends(*(getattr(taken, part) | getattr(other, part) for part in ("here", "returned", "broke", "again")))
+
+    def _loop(self, loop: Loop, states: States) -> Ends:
+        states = self._plain(Plain(loop.first), states)
+        seen: set[State] = set()
+        left: set[State] = set()
+        returned: set[State] = set()
+        fresh = frozenset(states)
+        first = loop.after
+        while fresh:
+            seen |= fresh
+            if not first:
+                fresh = self.expression(loop.condition, fresh)
+                left |= {s for s in fresh if loop.condition and self.truth(loop.condition, s) is not True}
+                fresh = frozenset(s for s in fresh if not loop.condition or self.truth(loop.condition, s) is not False)
+            first = False
+            ends = self.block(loop.body, fresh)
+            returned |= ends.returned
+            left |= ends.broke
+            fresh = frozenset(self.expression(loop.step, ends.here | ends.again) - seen)
+        return Ends(frozenset(left), frozenset(returned))
+
+    def _plain(self, statement: Plain, states: States) -> States:
+        tokens = statement.tokens
+        texts = [t.text for t in tokens]
+        if "Step" in texts[:2]:  # the next step: any kind
+            found = {state.put(KIND, kind) for state in self.expression(tokens, states) for kind in KINDS}
+            return frozenset(found)
+        states = self.expression(tokens, states)
+        if "=" not in texts:
+            return states
+        at = texts.index("=")
+        name = texts[at - 1] if at else ""
+        declared = "bool" in texts[:at]
+        followed = {state for state in states if declared or (at == 1 and state.get(name) is not None)}
+        return frozenset(states - followed | {s.put(name, self._logical(tokens[at + 1 :], s)) for s in followed})
+
+    def _logical(self, tokens: Tokens, state: State) -> Value:
+        """A boolean that is followed: "?" where it may be either, so that it stays known as one."""
+        value = self.truth(tokens, state)
+        return "?" if value is None else value
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+    def expression(self, tokens: Tokens, states: States) -> States:
+        """The states after all calls in an expression."""
+        pending: list[Lambda] = []
+        for item in calls_of(tokens):
+            if isinstance(item, Lambda):
+                pending.append(item)
+            elif states:
+                states = self._call(item, pending, states)
+                pending = []
+        return states
+
+    def _call(self, call: Call, lambdas: Sequence[Lambda], states: States) -> States:
+        name = call.name.text
+        for scope in reversed(self.bound):
+            if name in scope and not call.method:
+                return self.block(scope[name].body, states).here
+        function = self.functions.get(name)
+        if function is not None:
+            return self._inline(function, call.arguments, states, leader=False, lambdas=lambdas)
+        after: set[State] = set()
+        for state in states:
+            event = Event(
+                name,
+                text_of(call.template),
+                tuple(text_of(argument) for argument in call.arguments),
+                call.name.place,
+                state.get(KIND),
+                state.get(LEADER) is True,
+            )
+            facts, wrong = self.judge(state.facts, event)
+            if wrong:
+                self.found.add((event.place, wrong))
+            after.add(State(state.values, facts))
+        return frozenset(after)
+
+    def _inline(
+        self, function: Function, arguments: Sequence[Tokens], states: States, *, leader: bool,
+        lambdas: Sequence[Lambda] = (),
+    ) -> States:
+        scope: dict[str, Lambda] = {}
+        given = list(lambdas)
+        flags: dict[str, Tokens] = {}
+        for parameter, tokens in zip(function.parameters, arguments, strict=False):
+            if tokens and tokens[0].text == "[" and given:
+                scope[parameter.name] = given.pop(0)
+            elif parameter.kind in ("bool", "const bool"):
+                flags[parameter.name] = tokens
+        names = tuple(flags)
+        result: set[State] = set()
+        self.bound.append(scope)
+        for state in sorted(states, key=repr):
+            inside = reduce(lambda s, name: s.put(name, self._logical(flags[name], state)), names, state)
+            ends = self.block(function.body, frozenset({inside}))
+            kept = {name: state.get(name) for name in (*names, KIND, LEADER)}
+            result |= {reduce(lambda s, n: s.put(n, kept[n]), kept, end) for end in ends.here | ends.returned}
+        self.bound.pop()
+        return frozenset(result)
+
+    # -- conditions ----------------------------------------------------------------------------------------------------
+    def truth(self, tokens: Tokens, state: State) -> bool | None:
+        """Whether a condition holds; None where it may or may not."""
+        for separator, absorbing in (("||", True), ("&&", False)):
+            parts = split(tokens, separator)
+            if len(parts) > 1:
+                values = [self.truth(part, state) for part in parts]
+                if absorbing in values:
+                    return absorbing
+                return None if None in values else not absorbing
+        texts = [t.text for t in tokens]
+        if texts[:1] == ["("] and len(texts) > 1 and _wraps(tokens):
+            return self.truth(tokens[1:-1], state)
+        if texts[:1] == ["!"]:
+            value = self.truth(tokens[1:], state)
+            return None if value is None else not value
+        return self._simple(" ".join(texts), state)
+
+    def _simple(self, text: str, state: State) -> bool | None:
+        if _LEADER.fullmatch(text):
+            return True
+        if text in ("true", "false"):
+            return text == "true"
+        constant = _CONSTANT.fullmatch(text)
+        if constant:
+            value = self.constants.get(constant.group(1))
+            return None if value is None else bool(value)
+        kind = re.fullmatch(r"step \. kind (==|!=) (\w+)", text)
+        if kind and state.get(KIND) is not None:
+            return (state.get(KIND) == kind.group(2)) == (kind.group(1) == "==")
+        known = state.get(text)
+        return known if isinstance(known, bool) else None
+
+    def _assume(self, condition: Tokens, state: State, value: bool) -> State:
+        """A flag that may be either is known inside the branch that asks for it."""
+        texts = [t.text for t in condition]
+        if len(texts) == 1 and state.get(texts[0]) == "?":
+            return state.put(texts[0], value)
+        if len(texts) == 2 and texts[0] == "!" and state.get(texts[1]) == "?":
+            return state.put(texts[1], not value)
+        return state
+
+
+def _wraps(tokens: Tokens) -> bool:
+    depth = 0
+    for index, token in enumerate(tokens):
+        depth += (token.text == "(") - (token.text == ")")
+        if depth == 0:
+            return index == len(tokens) - 1
+    return False
+
+
+def _each(ends: Ends, change: Callable[[State], State]) -> Ends:
+    def changed(states: Iterable[State]) -> States:
+        return frozenset(change(state) for state in states)
+
+    return Ends(changed(ends.here), changed(ends.returned), changed(ends.broke), changed(ends.again))
+
+
+def place_of(tokens: Sequence[Token]) -> str:
+    return tokens[0].place if tokens else ""

@@ -1,0 +1,54 @@
+"""The workloads of a recipe on another number of ranks."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tilescale.commands.target import Target
+
+# Where a sharded size is not divided by the ranks, it grows to the next multiple of so many rows a rank.
+ROWS = 8
+_SHARDED = {"FullRow": 0, "FullCol": 1}
+
+
+def targets_for(recipe: Path, ranks: int) -> tuple[Target, ...]:
+    """The targets of `recipe` on `ranks` ranks. A name says so, and which sizes had to grow to be divided.
+
+    Raises what reading the recipe raises, and TopologyError where the machine does not have so many.
+    """
+    from tilescale.tuner.recipe import parse
+
+    data = tomllib.loads(recipe.read_text(encoding="utf-8"))
+    data.setdefault("topology", {})["ranks"] = ranks
+    grown = {str(entry.get("name", "")): _grow(entry, ranks) for entry in data.get("workload", [])}
+    read = parse(data, recipe)
+    restrict: dict[str, Sequence[str | int]] = dict(read.restrict)
+    found = []
+    for name, spec in read.workloads:
+        said = f" ({', '.join(grown[name])})" if grown.get(name) else ""
+        found.append(Target(f"{name} w{ranks}{said}", spec, restrict))
+    return tuple(found)
+
+
+def _grow(entry: dict[str, Any], ranks: int) -> list[str]:
+    """Rounds the sharded sizes of a workload up in place, and says which."""
+    said: list[str] = []
+    for key in ("a", "b", "x", "w"):
+        tensor = entry.get(key)
+        axis = _SHARDED.get(str(tensor.get("view"))) if isinstance(tensor, dict) else None
+        if tensor is None or axis is None or not isinstance(tensor["shape"][axis], int):
+            continue
+        size = tensor["shape"][axis]
+        if size % ranks:
+            rounded = -(-size // (ranks * ROWS)) * ranks * ROWS
+            tensor["shape"] = [rounded if i == axis else old for i, old in enumerate(tensor["shape"])]
+            said.append(f"{'MN'[axis]} {size} as {rounded}")
+    return said
+
+
+def shipped(folder: Path = Path("recipes")) -> tuple[Path, ...]:
+    """The recipes of operations below a folder: files that declare workloads."""
+    return tuple(path for path in sorted(folder.rglob("*.toml")) if "[[workload]]" in path.read_text(encoding="utf-8"))
