@@ -118,7 +118,7 @@ class Checks:
                 return
             with self.part("stability", 120) as row:
                 runner.measure(spec, [best])
-                pairs = [[m.value_us for m in runner.measure(spec, [best, best])] for _ in range(10)]
+                pairs = [[m.value_us for m in runner.measure(spec, [best, best])] for _ in range(20)]
                 row["values_us"] = [[round(v, 2) for v in pair] for pair in pairs]
                 row["median_percent"] = statistics.median(100 * abs(a - b) / a for a, b in pairs)
             with self.part("baselines", 120) as row:

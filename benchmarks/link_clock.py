@@ -13,7 +13,7 @@ import json
 import platform
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from tilescale.spec.views import FullRow, Replicate
 
 PUT_BYTES = 64 << 20
 SAMPLES = 11
+SLEEP_CYCLES = 2_000_000  # about a millisecond
 
 
 def gather(ranks: int) -> Spec:
@@ -55,8 +56,8 @@ def only_copies(plan: Plan, keep: Callable[[int, Step], bool]) -> Plan:
     return replace(plan, ranks=tuple(launches(rank, found) for rank, found in enumerate(plan.ranks)))
 
 
-def elapsed_us(spec: Spec, schedule: Schedule, plan: Plan, compiler: Compiler) -> list[list[float]]:
-    """Samples a rank, microseconds from before to after its launches."""
+def elapsed_us(spec: Spec, schedule: Schedule, plan: Plan, compiler: Compiler, active: Sequence[int]) -> list[list[float]]:
+    """Samples a rank: microseconds from when the first of the active ranks begins to when its own launches end."""
     program = emit(spec, schedule, plan)
     found = compiler.compile([Source(k.text, k.entry, k.arch) for k in program.kernels])
     binaries = {k.digest: b.cubin for k, b in zip(program.kernels, found, strict=True) if isinstance(b, Binary)}
@@ -68,14 +69,19 @@ def elapsed_us(spec: Spec, schedule: Schedule, plan: Plan, compiler: Compiler) -
     for i in range(SAMPLES + 1):
         torch.cuda.synchronize()
         events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in streams]
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(SLEEP_CYCLES)  # everything is enqueued before anything starts
         for r, operation in enumerate(operations):
             events[r][0].record(streams[r])
             operation({"a": shards[r].data_ptr(), "out": outs[r].data_ptr()}, streams[r].cuda_stream)
             events[r][1].record(streams[r])
         torch.cuda.synchronize()
         if i:
-            for r, (start, end) in enumerate(events):
-                samples[r].append(start.elapsed_time(end) * 1000)
+            first = events[0][0]
+            begins = [first.elapsed_time(begin) * 1000 for begin, _ in events]
+            for r, (_, end) in enumerate(events):
+                samples[r].append(first.elapsed_time(end) * 1000 - min(begins[r] for r in active))
     threads_close(operations)
     return samples
 
@@ -102,9 +108,10 @@ def measure(compiler: Compiler) -> list[dict[str, Any]]:
                 return isinstance(step, Copy) and rank in (1, 2) and step.dst.rank == 0
 
             name = f"{transport} {blocks} blocks w{ranks}"
-            rows.append(row(f"put of 64 MB, {name}", elapsed_us(spec, schedule, only_copies(plan, one), compiler)[0], us))
+            alone = elapsed_us(spec, schedule, only_copies(plan, one), compiler, [0])[0]
+            rows.append(row(f"put of 64 MB, {name}", alone, us))
             if ranks == 4:
-                found = elapsed_us(spec, schedule, only_copies(plan, two), compiler)
+                found = elapsed_us(spec, schedule, only_copies(plan, two), compiler, [1, 2])
                 both = [max(pair) for pair in zip(found[1], found[2], strict=True)]
                 rows.append(row(f"two senders into one receiver, {name}", both, 2 * us))
             print(rows[-1]["case"], rows[-1]["median_us"], rows[-1]["modelled_us"], rows[-1]["ratio"], flush=True)
@@ -120,7 +127,7 @@ def signal_delay(compiler: Compiler) -> dict[str, Any]:
     put = next(s for s in base.steps if isinstance(s, Copy) and s.dst.rank == 1)
     sender = replace(base, roles=(Role("put", "blocks", 4, (put,)), Role("signal", "blocks", 1, (Signal(1, 0),))))
     waiter = replace(base, roles=(Role("wait", "blocks", 1, (Wait(0, 1),)),))
-    samples = elapsed_us(spec, schedule, replace(plan, ranks=((sender,), (waiter,))), compiler)
+    samples = elapsed_us(spec, schedule, replace(plan, ranks=((sender,), (waiter,))), compiler, [1])
     us = PUT_BYTES * link_fs_per_byte(spec) / 1e9
     return row("a signal beside a put of 64 MB (ratio to the put)", samples[1], us)
 

@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 # A time and its anchor within this of each other are the same change.
 SAME = 0.005
-COLUMNS = (
-    "op shape dtype world gpu power_cap_w source before_us after_us change_percent common_schedules common_percent"
-    " anchors anchor_percent residual_percent verdict environment_change before_trial_id after_trial_id workload topology"
-).split()
+COLUMNS = ["op", "shape", "dtype", "world", "gpu", "power_cap_w", "source", "before_us", "after_us", "change_percent", "common_schedules", "common_percent", "anchors", "anchor_percent", "residual_percent", "verdict", "environment_change", "before_trial_id", "after_trial_id", "workload", "topology"]
 _TRIALS = (
     "SELECT trial.schedule_id, trial.artifact_id, trial.value_us, trial.id FROM trial WHERE trial.workload_id = ?"
     " AND trial.topology_id = ? AND trial.environment_id = ? AND trial.source = ? AND trial.status = 'ok'"

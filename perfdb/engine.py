@@ -89,7 +89,7 @@ def make_engine(url: sa.URL, *, foreign_keys: bool = True) -> sa.Engine:
 def way_out(path: Path) -> str:
     """What to do about a file that cannot be used: the newest backup beside it, if there is one."""
     backups = sorted(path.parent.glob(f"{path.name}.schema-*.bak"))
-    keep = f"move {path} aside (keep it: `sqlite3 {path.name} .recover` may save rows) and "
+    keep = f"save what can be read (`perfdb check --db {path} --salvage NEW.db`), or move {path} aside and "
     return keep + (f"restore the backup {backups[-1]}" if backups else "start a new one, or restore a copy")
 
 

@@ -158,7 +158,7 @@ def table(db: Database, found: Watch, detector: str) -> pd.DataFrame:
 
     result = pd.DataFrame([_row(db, finding, detector) for finding in found.findings], columns=list(COLUMNS))
     numbers = ("before_us", "after_us", "change_percent", "p_value", "q_value")
-    kinds = {name: "Int64" for name in ("trial_id", "before_trial_id", "series_id")}
+    kinds = dict.fromkeys(("trial_id", "before_trial_id", "series_id"), "Int64")
     result = result.astype({**dict.fromkeys(numbers, "float64"), **kinds, "happened_at": TIME_ZONE})
     notes = list(found.notes)
     if found.too_short:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from perfdb.detecting import Change, Floats, normal_tail, one_by_one
 
 RUNS = 100

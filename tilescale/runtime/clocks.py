@@ -77,3 +77,13 @@ def summary(readings: Sequence[Reading]) -> dict[str, str]:
         "temperature_c": str(max(reading.temperature_c for reading in readings)),
         "throttle": ", ".join(names) or "none",
     }
+
+
+def power_cap_w(uuid: str) -> float:
+    """The enforced power limit of a device, watts; 0 where NVML does not say."""
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        return float(nvml.nvmlDeviceGetEnforcedPowerLimit(nvml.nvmlDeviceGetHandleByUUID(nvml_uuid(uuid)))) / 1e3
+    except Exception:  # noqa: BLE001 - pynvml raises its own kinds, and none stops a measurement
+        return 0.0

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tilescale.codegen.program import Program
 from tilescale.runtime.emulator_report import Range, RunReport, Signalled, StepLog, Waited
 from tilescale.schedules.plan import Clear, Copy, Plan, Reduce, Region, Role, Signal, Step, Wait
 
 
-def deviations(plan: Plan, program: Program, report: RunReport, calls: int) -> Iterator[str]:
-    """One line for every step whose logged accesses differ from its declared ones, and for accesses outside steps."""
+def deviations(plan: Plan, program: Program, report: RunReport, calls: int, first_call: int = 0) -> Iterator[str]:
+    """One line for every step whose logged accesses differ from its declared ones, and for accesses outside steps.
+
+    `first_call`: the epoch of the workspace when the run began.
+    """
     strides = {placed.buffer: placed.stride for placed in program.placed}
     log = {(s.call, s.rank, s.step): s for s in report.log}
     for call in range(calls):
@@ -18,7 +22,7 @@ def deviations(plan: Plan, program: Program, report: RunReport, calls: int) -> I
             totals = plan.counter_totals(rank)
             for number, launch, role, step in plan.steps_of(rank):
                 found = log.pop((call, rank, number), StepLog(call, rank, number))
-                wanted = _declared(step, role, rank, number, call, strides, totals)
+                wanted = replace(_declared(step, role, rank, number, first_call + call, strides, totals), call=call)
                 place = f"call {call} rank {rank} launch {launch.name} step {number} ({type(step).__name__})"
                 yield from _differences(place, wanted, found)
     for (call, rank, number), rest in sorted(log.items()):
@@ -42,7 +46,7 @@ def _declared(step: Step, role: Role, rank: int, number: int, call: int, strides
         amount = step.value * role.blocks
         return StepLog(call, rank, number, signals=(Signalled(step.rank, step.counter, amount),))
     if isinstance(step, Wait):
-        target = call * totals[step.counter] + step.value
+        target = (call * totals[step.counter] + step.value) % 2**32  # counters and epochs wrap
         return StepLog(call, rank, number, waits=(Waited(step.counter, target, target),))
     return StepLog(call, rank, number, reads=tuple(sorted((where(step.a), where(step.b)))), writes=(where(step.out),))
 

@@ -45,8 +45,23 @@ class Emulation:
     steps: int
 
 
+@dataclass(frozen=True)
+class Conditions:
+    """What else a run may differ in. `calls`: consecutive calls, the last with random numbers. `first_call`: the epoch of
+    the workspace when the run begins, its counters where that many calls leave them (they wrap). `late_rank`: a rank that
+    runs only when no other can, -1 for none.
+    """
+
+    calls: int = CALLS
+    first_call: int = 0
+    late_rank: int = -1
+
+
+USUAL = Conditions()
+
+
 def emulate(spec: Spec, schedule: Schedule, seed: int = 0, adversary: str | None = None,
-            include_dirs: Sequence[Path] = ()) -> Emulation:
+            include_dirs: Sequence[Path] = (), conditions: Conditions = USUAL) -> Emulation:
     """Run the emitted text of `schedule` on the CPU, at a small size of the same binaries where the spec is large.
 
     Two calls hold small integers and must be exact; the third holds random numbers and must be within one rounding and
@@ -56,11 +71,12 @@ def emulate(spec: Spec, schedule: Schedule, seed: int = 0, adversary: str | None
     """
     chosen = adversary or ADVERSARIES[seed % len(ADVERSARIES)]
     small = scaled(spec, schedule)
-    setup = Run(small, seed, chosen, include_dirs)
+    setup = Run(small, seed, chosen, include_dirs, conditions)
     report = run_isolated([setup.job])[0]
     found = [report.error, report.deadlock] if not report.ok else list(setup.judge(report))
     lines = [line for line in found if line]
-    what = f"{small.spec.label}, schedule {small.schedule.label}, adversary {chosen}, seed {seed}"
+    where = "" if conditions == USUAL else f", {conditions}"
+    what = f"{small.spec.label}, schedule {small.schedule.label}, adversary {chosen}, seed {seed}{where}"
     if small.shrunk:
         what += f" (in place of {spec.label}: same binaries, smaller tables)"
     shown = lines[:SHOWN] + ([f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else [])
@@ -68,24 +84,28 @@ def emulate(spec: Spec, schedule: Schedule, seed: int = 0, adversary: str | None
     return Emulation(not lines, f"{what}: {verdict}", small.spec.label, chosen, seed, report.steps)
 
 
-def prepare(spec: Spec, schedule: Schedule, seed: int, adversary: str, include_dirs: Sequence[Path] = ()) -> Run:
+def prepare(spec: Spec, schedule: Schedule, seed: int, adversary: str, include_dirs: Sequence[Path] = (),
+            conditions: Conditions = USUAL) -> Run:
     """The run that `emulate` makes, not yet run: several `job`s share one process in `run_isolated`."""
-    return Run(scaled(spec, schedule), seed, adversary, include_dirs)
+    return Run(scaled(spec, schedule), seed, adversary, include_dirs, conditions)
 
 
 class Run:
     """Memories and graph of one run, and what its outputs must be."""
 
-    def __init__(self, small: Scaled, seed: int, adversary: str, include_dirs: Sequence[Path]) -> None:
+    def __init__(self, small: Scaled, seed: int, adversary: str, include_dirs: Sequence[Path],
+                 conditions: Conditions = USUAL) -> None:
+        self.conditions = conditions
         self.spec, self.plan = small.spec, small.plan
         self.program = emit(small.spec, small.schedule, small.plan)
         self.world = small.spec.world
-        self.machine = Machine(seed, adversary, sm_share=small.plan.sm_share)
+        self.machine = Machine(seed, adversary, sm_share=small.plan.sm_share, late_rank=conditions.late_rank)
         self.rng = np.random.default_rng(seed)
         self.libraries = [build_candidate(kernel.text, include_dirs) for kernel in self.program.kernels]
         self.memory = [self._memories(rank) for rank in range(self.world)]
         self.reads: list[tuple[int, int, int, Array, Array, bool]] = []
-        for call in range(CALLS):
+        self.ended: dict[int, list[int]] = {}
+        for call in range(conditions.calls):
             self._call(call)
         self.job: Job = self.machine.job()
 
@@ -96,9 +116,11 @@ class Run:
         for buffer in self.plan.buffers:
             size = strides.get(buffer.name, 0) * (buffer.versions - 1) + buffer.size
             found[buffer.name] = self.machine.register_memory(rank, buffer.name, size)
-        zeros = bytes(self.program.counters * COUNTER_BYTES)
-        found[".counters"] = self.machine.register_memory(rank, "counters", len(zeros), kind="counters", data=zeros)
-        state = bytes(STATE_BYTES)
+        epoch = self.conditions.first_call
+        counts = b"".join(
+            (epoch * total % 2**32).to_bytes(COUNTER_BYTES, "little") for total in self.plan.counter_totals(rank))
+        found[".counters"] = self.machine.register_memory(rank, "counters", len(counts), kind="counters", data=counts)
+        state = (epoch % 2**32).to_bytes(4, "little").ljust(STATE_BYTES, b"\0")
         found[".state"] = self.machine.register_memory(rank, "state", len(state), kind="control", data=state)
         for launch in self.program.ranks[rank]:
             if launch.kernel is not None:
@@ -133,17 +155,21 @@ class Run:
 
     # -- graph ---------------------------------------------------------------------------------------------------------
     def _call(self, call: int) -> None:
-        inputs, outputs, allowed = self._values(exact=call < CALLS - 1)
-        previous = {rank: node for node, rank, *_ in self.reads[-self.world:]}
+        exact = call < self.conditions.calls - 1
+        inputs, outputs, allowed = self._values(exact)
         for rank in range(self.world):
-            after = [previous[rank]] if rank in previous else []
+            after = self.ended.get(rank, [])
             for name, data in inputs[rank].items():
                 after = [self.machine.add_caller_write(rank, self.memory[rank][name].address, data, after, call)]
             out = self.memory[rank]["out"]
             after = [self.machine.add_caller_write(rank, out.address, b"\xff" * out.size, after, call, "caller poisons")]
             ends = self._launches(rank, call, after[0])
             node = self.machine.add_caller_read(rank, out.address, out.size, ends, call)
-            self.reads.append((node, rank, call, outputs[rank], allowed[rank], call < CALLS - 1))
+            self.reads.append((node, rank, call, outputs[rank], allowed[rank], exact))
+            # The caller may overwrite its inputs at once, whatever its peers are still doing (0xFF: not a number).
+            self.ended[rank] = [node] + [
+                self.machine.add_caller_write(rank, self.memory[rank][name].address, b"\xff" * len(data), ends, call,
+                                              "caller spoils") for name, data in inputs[rank].items()]
 
     def _launches(self, rank: int, call: int, start: int) -> list[int]:
         nodes: dict[str, int] = {}
@@ -155,7 +181,7 @@ class Run:
         return sorted(set(tails.values()))
 
     def _launch(self, rank: int, launch: ProgramLaunch, call: int, after: Sequence[int]) -> int:
-        machine, parity = self.machine, call % 2
+        machine, parity = self.machine, (self.conditions.first_call + call) % 2
         strides = {p.buffer: p.stride for p in self.program.placed}
         if launch.copy is not None:
             copy = launch.copy
@@ -205,7 +231,7 @@ class Run:
     # -- verdict -------------------------------------------------------------------------------------------------------
     def judge(self, report: RunReport) -> list[str]:
         """Everything wrong with a run that ended."""
-        lines = list(deviations(self.plan, self.program, report, CALLS))
+        lines = list(deviations(self.plan, self.program, report, self.conditions.calls, self.conditions.first_call))
         dtype = self.spec.output.dtype
         for node, rank, call, reference, allowed, exact in self.reads:
             found = from_bits(report.seen[node], dtype).reshape(reference.shape)

@@ -27,6 +27,7 @@ from tilescale.runtime.emulator_job import (
     Kernel,
     LibraryGemm,
     Memory,
+    Multicast,
     Node,
 )
 from tilescale.runtime.emulator_library import ARGUMENT_BYTES, MAP_BYTES, run_job
@@ -86,11 +87,14 @@ class Machine:
         sm_share: int = 132,
         step_limit: int = STEP_LIMIT,
         expire: bool = False,
+        late_rank: int = -1,
     ) -> None:
         _one_of("adversary", adversary, ADVERSARIES)
+        self._late_rank = late_rank
         self._settings = (seed, adversary, sm_share, step_limit, expire)
         self._memories: list[Memory] = []
         self._nodes: list[Node] = []
+        self._multicasts: list[Multicast] = []
         self._next_address = _FIRST_ADDRESS
 
     def register_memory(
@@ -118,6 +122,14 @@ class Machine:
         self._memories.append(memory)
         return memory
 
+    def register_multicast(self, members: Sequence[Memory]) -> int:
+        """An address that stands for the same bytes of all `members`: multimem primitives reach them through it."""
+        size = min(memory.size for memory in members)
+        address = self._next_address
+        self._next_address += (size // _ALIGNMENT + 2) * _ALIGNMENT
+        self._multicasts.append(Multicast(address, size, tuple(memory.address for memory in members)))
+        return address
+
     def add_kernel(
         self,
         rank: int,
@@ -131,8 +143,12 @@ class Machine:
         shared_bytes: int,
         after: Sequence[int] = (),
         call: int = 0,
+        cluster: int = 1,
     ) -> int:
-        """A launch. `arguments`: ts::Arguments, `maps`: tensor maps one behind the other (see `tensor_map`)."""
+        """A launch. `arguments`: ts::Arguments, `maps`: tensor maps one behind the other (see `tensor_map`).
+
+        `blocks` are those of all clusters of `cluster` blocks.
+        """
         if len(arguments) > ARGUMENT_BYTES or len(maps) > MAP_BYTES:
             raise EmulationError(
                 f"a kernel takes {ARGUMENT_BYTES} bytes of arguments and {MAP_BYTES} of maps",
@@ -142,8 +158,12 @@ class Machine:
             raise EmulationError(
                 f"a launch has at least one block of 1 to {_MAX_THREADS} threads", f"{blocks} x {threads}"
             )
+        if cluster < 1 or cluster > 16 or blocks % cluster:
+            raise EmulationError("clusters have 1 to 16 blocks and divide the launch", f"{cluster} of {blocks} blocks")
         return self._add(
-            Kernel(rank, name, call, tuple(after), library, entry, arguments, maps, blocks, threads, shared_bytes)
+            Kernel(
+                rank, name, call, tuple(after), library, entry, arguments, maps, blocks, threads, shared_bytes, cluster
+            )
         )
 
     def add_copy(
@@ -205,7 +225,7 @@ class Machine:
 
     def job(self) -> Job:
         """What was collected, as a value."""
-        return Job(*self._settings, memories=tuple(self._memories), nodes=tuple(self._nodes))
+        return Job(*self._settings, tuple(self._memories), tuple(self._nodes), self._late_rank, tuple(self._multicasts))
 
     def run(self) -> RunReport:
         """Execute in this process. A kernel that loops without any primitive never returns: see `run_isolated`."""

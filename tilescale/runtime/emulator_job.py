@@ -36,8 +36,20 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Multicast:
+    """`size` bytes at `address` that stand for the bytes at the addresses of all `members`, one a rank."""
+
+    address: int
+    size: int
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Kernel:
-    """A launch of `entry` from `library` (see build_candidate), with `arguments` and `maps` by value."""
+    """A launch of `entry` from `library` (see build_candidate), with `arguments` and `maps` by value.
+
+    `cluster`: blocks that start together and see each other's shared memory.
+    """
 
     rank: int
     name: str
@@ -50,6 +62,7 @@ class Kernel:
     blocks: int
     threads: int
     shared_bytes: int
+    cluster: int = 1
 
 
 @dataclass(frozen=True)
@@ -119,7 +132,8 @@ class Job:
 
     `adversary`: "lazy" (asynchronous work happens only when nothing else can run), "random" or "eager" (at once).
     `sm_share`: blocks of a rank that are resident together. `expire`: where nothing can run, waits for counters return
-    as if their time were over, so that the drain path runs; otherwise it is a deadlock.
+    as if their time were over, so that the drain path runs; otherwise it is a deadlock. `late_rank`: a rank that runs only
+    when no other can; -1: none.
     """
 
     seed: int
@@ -129,3 +143,5 @@ class Job:
     expire: bool
     memories: tuple[Memory, ...]
     nodes: tuple[Node, ...]
+    late_rank: int = -1
+    multicasts: tuple[Multicast, ...] = ()

@@ -63,9 +63,10 @@ def _runtime() -> Any:
     library = ctypes.CDLL(str(build_runtime()))
     u32, u64, data = c_uint32, c_uint64, c_char_p
     signatures: dict[str, tuple[Any, list[Any]]] = {
-        "ts_create": (None, [u64, u32, u32, u64, u32]),
+        "ts_create": (None, [u64, u32, u32, u64, u32, u32]),
         "ts_memory": (u32, [u32, u32, u64, u64, u32, u32, data, u64]),
-        "ts_kernel": (u32, [u32, u32, c_void_p, data, u64, data, u64, u32, u32, u32]),
+        "ts_kernel": (u32, [u32, u32, c_void_p, data, u64, data, u64, u32, u32, u32, u32]),
+        "ts_multicast": (None, [u64, u64, POINTER(u64), u64]),
         "ts_copy": (u32, [u32, u32, u32, u64, u64, u64]),
         "ts_gemm": (u32, [u32, u32, u32, POINTER(_Gemm)]),
         "ts_caller_writes": (u32, [u32, u32, u64, data, u64]),
@@ -92,7 +93,12 @@ def run_job(job: Job) -> RunReport:
         library = _runtime()
         loaded: dict[str, ctypes.CDLL] = {}
         library.ts_create(
-            job.seed & (2**64 - 1), ADVERSARIES.index(job.adversary), job.sm_share, job.step_limit, int(job.expire)
+            job.seed & (2**64 - 1),
+            ADVERSARIES.index(job.adversary),
+            job.sm_share,
+            job.step_limit,
+            int(job.expire),
+            job.late_rank & _NOBODY,
         )
         try:
             _declare(library, job, loaded)
@@ -130,6 +136,9 @@ def _declare(library: Any, job: Job, loaded: dict[str, ctypes.CDLL]) -> None:
                 f"{memory.name} of rank {memory.rank}: {memory.size} bytes at {memory.address:#x}",
                 "use smaller shapes, or run_isolated",
             )
+    for range_ in job.multicasts:
+        members = (c_uint64 * len(range_.members))(*range_.members)
+        library.ts_multicast(range_.address, range_.size, members, len(range_.members))
     for number, node in enumerate(job.nodes):
         if isinstance(node, Kernel):
             _declare_kernel(library, node, loaded)
@@ -176,6 +185,7 @@ def _declare_kernel(library: Any, node: Kernel, loaded: dict[str, ctypes.CDLL]) 
         node.blocks,
         node.threads,
         node.shared_bytes,
+        node.cluster,
     )
 
 

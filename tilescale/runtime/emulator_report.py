@@ -18,7 +18,7 @@ FAULTS = (
     "deadlock",
     "unsupported",
 )
-WAITS = ("runs", "counter", "mbarrier", "barrier", "bulk", "bulk_read", "wgmma", "polls", "not_started")
+WAITS = ("runs", "counter", "mbarrier", "barrier", "bulk", "bulk_read", "wgmma", "polls", "not_started", "warp", "cluster")
 
 
 @dataclass(frozen=True, order=True)
@@ -130,6 +130,8 @@ class Waiting:
             "bulk": "its bulk copies to be written",
             "bulk_read": "its bulk copies to have read shared memory",
             "wgmma": "its warpgroup to commit",
+            "warp": f"the {self.wanted} threads of warp {self.object} to multiply",
+            "cluster": f"the {self.wanted} threads of its cluster",
         }[self.kind]
         return f"{where} waits for {what}"
 

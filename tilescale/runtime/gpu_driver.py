@@ -100,6 +100,20 @@ class RankDriver(CudaDriver):
         """Between two recorded events, of which the later has happened."""
         return float(self._call(self._cu.cuEventElapsedTime(start, end))) * 1e3
 
+    # -- binaries: libraries, whose kernels belong to no context, so that they run in a share's too ---------------------
+    def load_module(self, image: bytes) -> int:
+        return int(self._call(self._cu.cuLibraryLoadData(image, [], [], 0, [], [], 0)))
+
+    def unload_module(self, module: int) -> None:
+        self._call(self._cu.cuLibraryUnload(module))
+
+    def function(self, module: int, entry: str) -> int:
+        return int(self._call(self._cu.cuLibraryGetKernel(module, entry.encode())))
+
+    def set_shared_bytes(self, function: int, size: int) -> None:
+        limit = self._cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        self._call(self._cu.cuKernelSetAttribute(limit, size, function, self._device))
+
     # -- kernels -------------------------------------------------------------------------------------------------------
     def resident_blocks(self, function: int, threads: int, shared_bytes: int) -> int:
         """Blocks of a kernel that one SM holds at once."""

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from tilescale.codegen.compile import CompileFailure, Compiler
+from tilescale.codegen.nvrtc_worker import nvrtc_version
 from tilescale.codegen.program import Program
 from tilescale.errors import RunnerError
 from tilescale.runtime import baselines, gpu_job, gpu_meeting, gpu_rank
 from tilescale.runtime.baselines import Timing
+from tilescale.runtime.clocks import power_cap_w
 from tilescale.runtime.device_lock import DeviceLock
 from tilescale.runtime.gpu_job import Contestant, Race
 from tilescale.runtime.gpu_placement import RankFacts, check_placement
@@ -75,6 +77,16 @@ class GpuRunner:
     @property
     def source(self) -> str:
         return self._topology.source
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The machine that times belong to, as texts by the names of the database's columns. Starts the ranks."""
+        first = (self.facts or self.start())[0]
+        return {
+            "gpu": first.gpu, "arch": self._topology.gpu.arch, "power_cap_w": f"{power_cap_w(first.uuid):.0f}",
+            "driver": first.driver, "nvrtc": nvrtc_version(), "torch": first.torch, "clock_policy": "default",
+            "gpu_count": str(len({facts.uuid for facts in self.facts})),
+        }
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -281,7 +293,7 @@ class GpuRunner:
 # What rank processes need beside the daemon's: streams that do not wait for each other, symmetric memory of torch on a
 # shared GPU, and no multicast, which can put a host's GPUs out of service.
 VARIABLES = {
-    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "8",  # with more, several clients of one MPS server run out of channels
     "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NCCL_NVLS_ENABLE": "0",

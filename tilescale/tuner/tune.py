@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, overload
 from tilescale.errors import RunnerError, ScheduleError, SpecError
 from tilescale.runtime.runner import Runner
 from tilescale.schedules.knob import Value
+from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import Space
 from tilescale.spec.op import Spec
 from tilescale.tuner import records
@@ -180,6 +181,7 @@ def _tune_one(name: str, space: Space, db: perfdb.Database, session: int, settin
     notes = [choice.note] if choice.note else []
     try:
         store = Store(db, records.key_of(space.spec, runner), session, settings.resume)
+        _compile_ahead(runner, space)
         search = _search(name, space, runner, store, started + settings.seconds, settings)
         if settings.resume and (stale := store.stale_note(space.schedules[0])):
             notes.append(stale)
@@ -188,6 +190,17 @@ def _tune_one(name: str, space: Space, db: perfdb.Database, session: int, settin
         if settings.runner is None:
             runner.close()
     return _result(search, settings.seed, tuple(notes))
+
+
+def _compile_ahead(runner: Runner, space: Space) -> None:
+    """Tell a runner that compiles of one schedule for each set of binaries: most knobs are tables, so these are few."""
+    prefetch = getattr(runner, "prefetch", None)
+    if prefetch is None:
+        return
+    kinds: dict[tuple[object, ...], Schedule] = {}
+    for s in space:
+        kinds.setdefault((s.transport, s.overlap, s.compute, s.block_m, s.block_n, s.block_k, s.num_stages), s)
+    prefetch(space.spec, list(kinds.values()))
 
 
 def _search(name: str, space: Space, runner: Runner, store: Store, deadline: float, settings: Settings) -> Search:

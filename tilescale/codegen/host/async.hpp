@@ -2,6 +2,7 @@
 // memory later still. Each operation advances one stage when the adversary says.
 #pragma once
 #include "barrier.hpp"
+#include "sum.hpp"
 
 namespace ts::host {
 
@@ -112,10 +113,21 @@ inline void advance_load(Op* op) {
   finish_op(op);
 }
 
+// The bytes of shared memory that a store reads, in the order of its box.
+inline void take_shared(Op* op) {
+  const u8* from = reinterpret_cast<const u8*>(op->source);
+  op->data.assign(from, from + op->size);
+  if (op->kind != kTensorStore || !op->map.swizzle) return;
+  for (u64 i = 0; i < op->size; i += 16) {
+    u64 address = op->source + i;
+    address ^= ((address >> 7) & 7) << 4;
+    memcpy(op->data.data() + i, reinterpret_cast<const void*>(address), 16);
+  }
+}
+
 inline void advance_store(Op* op) {
   if (!op->was_read) {
-    const u8* from = reinterpret_cast<const u8*>(op->source);
-    op->data.assign(from, from + op->size);
+    take_shared(op);
     op->was_read = true;
     --op->block->smem_ops;
     --group_of(op).reads;
@@ -123,7 +135,15 @@ inline void advance_store(Op* op) {
     later(op, kStoreWrites);
     return;
   }
-  write_global(log_of(op->call, op->place.rank, op->place.step), &op->place, op->target, op->data.data(), op->size);
+  StepLog* log = log_of(op->call, op->place.rank, op->place.step);
+  if (op->kind == kTensorStore) {
+    const u64 row_bytes = static_cast<u64>(op->map.box[0]) * op->map.element_bytes;
+    for_box_rows(*op, [&](u32 row, u64 address, u64 before, u64 bytes) {
+      if (bytes) put_global(log, &op->place, address, op->data.data() + row * row_bytes + before, bytes, op->reduce);
+    });
+  } else {
+    put_global(log, &op->place, op->target, op->data.data(), op->size, op->reduce);
+  }
   --group_of(op).writes;
   wake_bulk(op->issuer);
   finish_op(op);
@@ -159,7 +179,8 @@ void advance_op(Op* op) {
   switch (op->kind) {
     case kTensorLoad:
     case kBulkLoad: return advance_load(op);
-    case kBulkStore: return advance_store(op);
+    case kBulkStore:
+    case kTensorStore: return advance_store(op);
     case kMultiply: run_group(op->warpgroup); return finish_op(op);
     case kCopyNode: return advance_copy_node(op);
     case kGemmNode:
@@ -169,15 +190,16 @@ void advance_op(Op* op) {
   }
 }
 
-inline Op* new_op(OpKind kind) {
+// `block`: whose shared memory it touches; null: the issuer's.
+inline Op* new_op(OpKind kind, Cta* block = nullptr) {
   Fiber* fiber = machine->me;
   Op* op = new Op;
   op->kind = kind;
   op->issuer = fiber;
-  op->block = fiber->block;
+  op->block = block ? block : fiber->block;
   op->place = here();
   op->call = fiber->block->node->call;
-  ++fiber->block->smem_ops;
+  ++op->block->smem_ops;
   ++fiber->block->node->ops;
   return op;
 }
@@ -190,9 +212,9 @@ inline void start_load(Op* op, void* smem, u64* barrier, u64 bytes) {
   maybe_yield(8);
 }
 
-inline void tensor_load(void* smem, const TensorMap* map, u64* barrier, u32 dims, int x, int y, int z) {
+inline void tensor_load(void* smem, const TensorMap* map, u64* barrier, u32 dims, int x, int y, int z, Cta* block = nullptr) {
   check_map(*map, dims, reinterpret_cast<u64>(smem));
-  Op* op = new_op(kTensorLoad);
+  Op* op = new_op(kTensorLoad, block);
   op->map = *map;
   op->dims = dims;
   op->at[0] = x, op->at[1] = y, op->at[2] = z;
@@ -208,6 +230,47 @@ inline void wait_groups(WaitKind kind, u32 youngest) {
     fiber->bulk.erase(fiber->bulk.begin());
     ++fiber->bulk_base;
   }
+}
+
+// A store joins the open group of its thread.
+inline void start_store(Op* op, const void* smem, u64 bytes) {
+  Fiber* fiber = machine->me;
+  op->source = reinterpret_cast<u64>(smem);
+  op->size = bytes;
+  op->group = fiber->bulk_committed;
+  fiber->bulk.resize(fiber->bulk_committed - fiber->bulk_base + 1);
+  ++fiber->bulk.back().reads;
+  ++fiber->bulk.back().writes;
+  start_op(op, kStoreReads);
+}
+
+void tensor_store(const TensorMap* map, const void* smem, u32 dims, int x, int y, int z, int format) {
+  check_map(*map, dims, reinterpret_cast<u64>(smem));
+  if (format >= 0 && map->element_bytes != format_bytes(static_cast<u32>(format)))
+    fail(kUnsupported, here(), "a reduction adds elements of the map's type, %u bytes", map->element_bytes);
+  check_shared(machine->me->block, here(), reinterpret_cast<u64>(smem), box_bytes(*map, dims), "an asynchronous copy reads");
+  Op* op = new_op(kTensorStore);
+  op->map = *map;
+  op->dims = dims;
+  op->at[0] = x, op->at[1] = y, op->at[2] = z;
+  op->reduce = format;
+  start_store(op, smem, box_bytes(*map, dims));
+}
+
+inline void linear_store(void* global, const void* smem, u32 bytes, int format) {
+  check_aligned(bytes, 16, "the size of a bulk copy");
+  check_aligned(reinterpret_cast<u64>(smem), 16, "the shared address of a bulk copy");
+  check_aligned(reinterpret_cast<u64>(global), 16, "the global address of a bulk copy");
+  find_memory(reinterpret_cast<u64>(global), bytes, nullptr, "writes");
+  check_shared(machine->me->block, here(), reinterpret_cast<u64>(smem), bytes, "an asynchronous copy reads");
+  Op* op = new_op(kBulkStore);
+  op->target = reinterpret_cast<u64>(global);
+  op->reduce = format;
+  start_store(op, smem, bytes);
+}
+
+void bulk_reduce_add(void* global, const void* smem, u32 bytes, u32 format) {
+  linear_store(global, smem, bytes, static_cast<int>(format));
 }
 
 void bulk_wait(u32 groups) { wait_groups(kBulkDone, groups); }
@@ -236,24 +299,7 @@ void bulk_load(void* smem, const void* global, u32 bytes, u64* barrier) {
   start_load(op, smem, barrier, bytes);
 }
 
-void bulk_store(void* global, const void* smem, u32 bytes) {
-  using namespace host;
-  check_aligned(bytes, 16, "the size of a bulk copy");
-  check_aligned(reinterpret_cast<u64>(smem), 16, "the shared address of a bulk copy");
-  check_aligned(reinterpret_cast<u64>(global), 16, "the global address of a bulk copy");
-  find_memory(reinterpret_cast<u64>(global), bytes, nullptr, "writes");
-  Fiber* fiber = machine->me;
-  check_shared(fiber->block, here(), reinterpret_cast<u64>(smem), bytes, "an asynchronous copy reads");
-  Op* op = new_op(kBulkStore);
-  op->source = reinterpret_cast<u64>(smem);
-  op->target = reinterpret_cast<u64>(global);
-  op->size = bytes;
-  op->group = fiber->bulk_committed;
-  fiber->bulk.resize(fiber->bulk_committed - fiber->bulk_base + 1);
-  ++fiber->bulk.back().reads;
-  ++fiber->bulk.back().writes;
-  start_op(op, kStoreReads);
-}
+void bulk_store(void* global, const void* smem, u32 bytes) { host::linear_store(global, smem, bytes, -1); }
 
 void bulk_commit() {
   host::Fiber* fiber = host::machine->me;

@@ -13,7 +13,7 @@ inline void release(NamedBarrier& barrier) {
 }
 
 // `threads` 0: all threads of the block that have not exited.
-inline void arrive_and_wait(u32 id, u32 threads) {
+inline void arrive_and_wait(u32 id, u32 threads, bool waits = true) {
   Fiber* fiber = machine->me;
   Cta* block = fiber->block;
   if (id >= 16) fail(kBarrier, here(), "a block has 16 barriers, not number %u", id);
@@ -28,6 +28,7 @@ inline void arrive_and_wait(u32 id, u32 threads) {
     release(barrier);
     return;
   }
+  if (!waits) return;
   barrier.waiters.push_back(fiber);
   block_fiber(kNamedBarrier, id, threads);
 }
@@ -55,8 +56,8 @@ inline void complete_phase(Mbarrier& barrier) {
   wake_all(barrier.waiters);
 }
 
-inline void arrive(u64* address, u32 bytes) {
-  Mbarrier& barrier = mbarrier_at(machine->me->block, address);
+inline void arrive(Cta* block, u64* address, u32 bytes) {
+  Mbarrier& barrier = mbarrier_at(block, address);
   if (barrier.pending == 0)
     fail(kMbarrier, here(), "arrives at the mbarrier at shared offset %u more than %u times in a phase (%lld bytes are missing)",
          barrier.offset, barrier.arrivals, barrier.bytes);
@@ -106,8 +107,14 @@ void mb_init(u64* address, u32 arrivals) {
 }
 
 void mb_fence_init() {}
-void mb_expect(u64* address, u32 bytes) { host::arrive(address, bytes); }
-void mb_arrive(u64* address) { host::arrive(address, 0); }
+void named_arrive(u32 id, u32 threads) {
+  if (threads == 0) host::fail(host::kBarrier, host::here(), "a named barrier needs a count of threads");
+  host::arrive_and_wait(id, threads, false);
+  host::maybe_yield(2);
+}
+
+void mb_expect(u64* address, u32 bytes) { host::arrive(host::machine->me->block, address, bytes); }
+void mb_arrive(u64* address) { host::arrive(host::machine->me->block, address, 0); }
 
 // Looks at the parity again each time it runs, as hardware does: a phase that was missed is not remembered.
 bool mb_try_wait(u64* address, u32 parity) {

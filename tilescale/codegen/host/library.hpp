@@ -1,6 +1,6 @@
 // Calls that are no kernels of ours: a library GEMM. And conversions.
 #pragma once
-#include "wgmma.hpp"
+#include "cluster.hpp"
 
 namespace ts::host {
 
@@ -19,10 +19,6 @@ u16 round_fp16(float value) {
   const u32 rebased = magnitude - (112u << 23);
   return static_cast<u16>(sign | ((rebased + 0xFFFu + ((rebased >> 13) & 1u)) >> 13));
 }
-
-enum Format : u32 { kBf16Format, kFp16Format, kFp32Format };
-
-inline u32 format_bytes(u32 format) { return format == kFp32Format ? 4 : 2; }
 
 inline std::vector<float> read_matrix(u64 address, u64 count, u32 format, const Place& place, StepLog* log) {
   std::vector<u8> raw(count * format_bytes(format));

@@ -20,7 +20,9 @@ enum FaultKind : u32 {
   kNoFault, kOutOfBounds, kUninitialised, kMbarrier, kBarrier, kCollective, kInFlight, kMisaligned, kStepLimit, kMemoryFault,
   kDeadlock, kUnsupported
 };
-enum WaitKind : u32 { kRuns, kCounter, kMbarrierPhase, kNamedBarrier, kBulkDone, kBulkRead, kTensorCore, kSpins, kNotStarted };
+enum WaitKind : u32 {
+  kRuns, kCounter, kMbarrierPhase, kNamedBarrier, kBulkDone, kBulkRead, kTensorCore, kSpins, kNotStarted, kWarp, kClusterBarrier
+};
 enum LogKind : u32 { kReads, kWrites, kSignals, kWaits };
 
 struct Place {
@@ -105,9 +107,27 @@ struct Warpgroup {
   std::vector<Fiber*> waiters;
 };
 
+// One mma.sync of a warp, while its threads come together.
+struct WarpProduct {
+  u32 arrived = 0, format = 0;
+  float* d[32];
+  const u32* a[32];
+  const u32* b[32];
+  std::vector<Fiber*> waiters;
+};
+
+// Blocks that start together and see each other's shared memory.
+struct Cluster {
+  std::vector<Cta*> blocks;
+  u32 arrived = 0;
+  std::vector<Fiber*> waiters;
+};
+
 // A block of a launch.
 struct Cta {
   Node* node;
+  std::shared_ptr<Cluster> cluster;
+  std::vector<WarpProduct> warps;
   u32 index, live;
   u32 priority = 0;
   std::vector<Fiber*> runnable;
@@ -121,7 +141,7 @@ struct Cta {
   std::vector<Warpgroup> warpgroups;
 };
 
-enum OpKind : u32 { kTensorLoad, kBulkLoad, kBulkStore, kMultiply, kCopyNode, kGemmNode, kWriteNode, kReadNode };
+enum OpKind : u32 { kTensorLoad, kBulkLoad, kBulkStore, kTensorStore, kMultiply, kCopyNode, kGemmNode, kWriteNode, kReadNode };
 
 // Queues of pending work, in the order in which the lazy adversary gives in.
 enum Queue : u32 { kLoadReads, kLoadWrites, kMultiplies, kStoreReads, kStoreWrites, kQueues };
@@ -138,6 +158,7 @@ struct Op {
   TensorMap map{};
   int at[3] = {0, 0, 0};
   u32 dims = 0;
+  int reduce = -1;            // stores: the format in which they add, -1: they replace
   u32 barrier = 0;            // index in the block
   u64 phase = 0, group = 0;
   Warpgroup* warpgroup = nullptr;
@@ -159,7 +180,7 @@ struct Node {
   Entry entry = nullptr;
   Arguments arguments;
   HostMaps maps;
-  u32 blocks = 0, threads = 0, shared_bytes = 0;
+  u32 blocks = 0, threads = 0, shared_bytes = 0, cluster = 1;
   u32 started = 0, finished = 0, ops = 0;
   u64 source = 0, target = 0, size = 0;
   LibraryGemm gemm{};
@@ -169,6 +190,12 @@ struct Node {
 
 // One line of a deadlock report.
 struct Waiting { u32 rank, node, block, first_thread, last_thread, step, kind, owner; u64 object, found, wanted; };
+
+// An address range that stands for the same bytes of several memories.
+struct Multicast {
+  u64 base, size;
+  std::vector<u64> members;   // their addresses
+};
 
 struct Failed {};
 
@@ -189,10 +216,12 @@ struct Machine {
   // Declared.
   u32 adversary = kLazy, sm_share = 1;
   u64 step_limit = 0;
+  u32 late_rank = kNobody;    // runs only when no other rank can
   bool expire = false;        // a deadlocked wait returns with time run out, so that the drain path runs
   std::vector<std::unique_ptr<Memory>> memories;
   std::vector<Memory*> by_address;
   std::vector<std::unique_ptr<Node>> nodes;
+  std::vector<Multicast> multicasts;
 
   // Running.
   Random random;
@@ -201,7 +230,7 @@ struct Machine {
   StackPool stacks;
   std::vector<std::unique_ptr<Cta>> blocks;
   static constexpr u32 kPriorities = 16;
-  std::vector<Cta*> runnable[kPriorities];      // blocks with threads that can run
+  std::vector<Cta*> runnable[kPriorities + 1];  // blocks with threads that can run; last: those of the late rank
   std::vector<Fiber*> spinning;
   std::vector<Op*> pending[kQueues];
   std::vector<std::deque<Node*>> launch_queue;  // by rank, kernels with blocks to start
@@ -249,6 +278,8 @@ void check_shared(Cta* block, const Place& place, u64 address, u64 bytes, const 
 // mbarrier.hpp
 void complete_bytes(Cta* block, const Op& op, u32 bytes);
 void leave_barriers(Cta* block);
+// cluster.hpp
+void leave_cluster(Cta* block);
 // async.hpp
 void start_op(Op* op, Queue queue);
 void advance_op(Op* op);

@@ -36,7 +36,9 @@ struct Bf16 {
 struct Fp16 {
   static constexpr u32 kFormat = 1;
 };
-struct Fp32 {};
+struct Fp32 {
+  static constexpr u32 kFormat = 2;
+};
 
 template <class A, class B>
 struct Same {
@@ -62,6 +64,12 @@ void bulk_wait_read(u32 groups);
 void wg_wait(u32 groups);
 void wgmma(float* d, u32 n, bool transpose_b, u32 format, Descriptor a, Descriptor b);
 u16 round_fp16(float value);
+void bulk_reduce_add(void* global, const void* smem, u32 bytes, u32 format);
+void tensor_store(const TensorMap* map, const void* smem, u32 dims, int x, int y, int z, int format);
+void multimem_load_add(U128* value, const void* p, u32 format);
+void multimem_store(void* p, const U128* value);
+void multimem_red_add(void* p, const U128* value, u32 format);
+void mma(float* d, const u32* a, const u32* b, u32 format);
 
 inline u16 round_bf16(float value) {
   u32 bits;
@@ -77,6 +85,7 @@ __attribute__((const)) u32 block();
 __attribute__((const)) u32 num_blocks();
 void sync();
 void named_barrier(u32 id, u32 threads);
+void named_arrive(u32 id, u32 threads);
 template <int N>
 inline void reg_inc() {}
 template <int N>
@@ -125,8 +134,56 @@ template <int N>
 inline void bulk_wait_read() {
   host::bulk_wait_read(N);
 }
+inline void tma_store_2d(const TensorMap* map, const void* smem, int x, int y) { host::tensor_store(map, smem, 2, x, y, 0, -1); }
+inline void tma_store_3d(const TensorMap* map, const void* smem, int x, int y, int z) {
+  host::tensor_store(map, smem, 3, x, y, z, -1);
+}
+template <class T>
+inline void tma_reduce_add_2d(const TensorMap* map, const void* smem, int x, int y) {
+  host::tensor_store(map, smem, 2, x, y, 0, T::kFormat);
+}
+template <class T>
+inline void tma_reduce_add_3d(const TensorMap* map, const void* smem, int x, int y, int z) {
+  host::tensor_store(map, smem, 3, x, y, z, T::kFormat);
+}
+template <class T>
+inline void bulk_reduce_add(void* global, const void* smem, u32 bytes) {
+  host::bulk_reduce_add(global, smem, bytes, T::kFormat);
+}
 void fence_async_smem();
 void fence_async_global();
+
+// Clusters.
+u32 cluster_rank();
+u32 cluster_size();
+void cluster_sync();
+void cluster_mb_arrive(u64* barrier, u32 rank);
+void tma_load_2d_multicast(void* smem, const TensorMap* map, u64* barrier, int x, int y, u16 mask);
+void tma_load_3d_multicast(void* smem, const TensorMap* map, u64* barrier, int x, int y, int z, u16 mask);
+
+// Multicast addresses: the same bytes of all ranks.
+inline void fence_alias() {}
+template <class T>
+inline U128 multimem_load_add(const void* p) {
+  U128 value;
+  host::multimem_load_add(&value, p, T::kFormat);
+  return value;
+}
+template <class T>
+inline void multimem_store(void* p, U128 value) {
+  host::multimem_store(p, &value);
+}
+template <class T>
+inline void multimem_red_add(void* p, U128 value) {
+  host::multimem_red_add(p, &value, T::kFormat);
+}
+void multimem_signal_add(u32* p, u32 value);
+
+// mma.sync: a warp of 32 threads works together.
+template <class T>
+inline void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  host::mma(d, a, b, T::kFormat);
+}
 
 // The tensor core: a warpgroup of 128 threads works together.
 inline Descriptor desc_k_major(const void* smem) {

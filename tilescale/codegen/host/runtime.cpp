@@ -73,13 +73,14 @@ using namespace ts::host;
 
 extern "C" {
 
-void ts_create(u64 seed, u32 adversary, u32 sm_share, u64 step_limit, u32 expire) {
+void ts_create(u64 seed, u32 adversary, u32 sm_share, u64 step_limit, u32 expire, u32 late_rank) {
   machine = new Machine;
   machine->random.seed(seed);
   machine->adversary = adversary;
   machine->sm_share = sm_share;
   machine->step_limit = step_limit;
   machine->expire = expire != 0;
+  machine->late_rank = late_rank;
 }
 
 // 1: mapped at exactly that address. Bytes past `data_bytes` are poison, and uninitialised unless `initialised`.
@@ -110,7 +111,7 @@ u32 ts_memory(u32 rank, u32 kind, u64 address, u64 size, u32 initialised, u32 co
 }
 
 u32 ts_kernel(u32 rank, u32 call, void* entry, const void* arguments, u64 arguments_bytes, const void* maps, u64 maps_bytes,
-              u32 blocks, u32 threads, u32 shared_bytes) {
+              u32 blocks, u32 threads, u32 shared_bytes, u32 cluster) {
   const u32 index = add_node(kKernelNode, rank, call, kNoStep);
   Node& node = *machine->nodes[index];
   node.entry = reinterpret_cast<Entry>(entry);
@@ -118,8 +119,12 @@ u32 ts_kernel(u32 rank, u32 call, void* entry, const void* arguments, u64 argume
   memset(static_cast<void*>(&node.maps), 0, sizeof node.maps);
   memcpy(&node.arguments, arguments, arguments_bytes);
   memcpy(static_cast<void*>(&node.maps), maps, maps_bytes);
-  node.blocks = blocks, node.threads = threads, node.shared_bytes = shared_bytes;
+  node.blocks = blocks, node.threads = threads, node.shared_bytes = shared_bytes, node.cluster = cluster;
   return index;
+}
+
+void ts_multicast(u64 base, u64 size, const u64* members, u64 count) {
+  machine->multicasts.push_back({base, size, std::vector<u64>(members, members + count)});
 }
 
 u32 ts_copy(u32 rank, u32 call, u32 step, u64 target, u64 source, u64 size) {

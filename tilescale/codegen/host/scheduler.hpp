@@ -86,7 +86,9 @@ inline void finish_fiber(Fiber* fiber) {
     fail(kInFlight, place_of(*fiber), "the thread exits while its wgmma is in flight");
   machine->stacks.give(fiber->stack);
   fiber->stack = nullptr;
-  if (--block->live) {
+  --block->live;
+  leave_cluster(block);
+  if (block->live) {
     leave_barriers(block);
   } else {
     finish_block(block);
@@ -101,7 +103,7 @@ inline void fiber_body() {
   leave_fiber();
 }
 
-inline void start_block(Node* node) {
+inline Cta* start_block(Node* node) {
   Machine& m = *machine;
   m.blocks.push_back(std::make_unique<Cta>());
   Cta* block = m.blocks.back().get();
@@ -109,9 +111,11 @@ inline void start_block(Node* node) {
   block->index = node->started++;
   block->live = node->threads;
   block->warpgroups.resize((node->threads + 127) / 128);
+  block->warps.resize((node->threads + 31) / 32);
   block->mbarriers.reserve(16);
   if (m.order == 1) block->priority = m.rank_priority[node->rank] % Machine::kPriorities;
   if (m.order == 2) block->priority = m.random.below(Machine::kPriorities);
+  if (node->rank == m.late_rank) block->priority = Machine::kPriorities;
   map_shared(block, node->shared_bytes);
   ++m.resident[node->rank];
   block->fibers.reset(new Fiber[node->threads]);
@@ -124,6 +128,7 @@ inline void start_block(Node* node) {
     make_context(&fiber->context, fiber->stack, fiber_body);
     make_runnable(fiber);
   }
+  return block;
 }
 
 // Blocks start in order, first launch first, one a place: `sm_share` places a rank.
@@ -132,9 +137,13 @@ inline bool start_blocks() {
   bool any = false;
   for (u32 rank = 0; rank < m.launch_queue.size(); ++rank) {
     auto& queue = m.launch_queue[rank];
-    while (!queue.empty() && m.resident[rank] < m.sm_share) {
+    while (!queue.empty() && m.resident[rank] + queue.front()->cluster <= m.sm_share) {
       Node* node = queue.front();
-      start_block(node);
+      auto cluster = std::make_shared<Cluster>();
+      for (u32 i = 0; i < node->cluster; ++i) {  // the blocks of a cluster start together
+        cluster->blocks.push_back(start_block(node));
+        cluster->blocks.back()->cluster = cluster;
+      }
       any = true;
       if (node->started == node->blocks) queue.pop_front();
     }
@@ -171,7 +180,7 @@ void node_completed(Node* node) {
 }
 
 void finish_op(Op* op) {
-  if (op->block && op->kind != kBulkStore) --op->block->smem_ops;
+  if (op->block && op->kind != kBulkStore && op->kind != kTensorStore) --op->block->smem_ops;
   Node* node = op->block ? op->block->node : op->node;
   --node->ops;
   const bool complete = node->kind == kKernelNode ? node->finished == node->blocks : true;
@@ -189,9 +198,23 @@ inline Op* take(std::vector<Op*>& queue) {
   return op;
 }
 
-// One stage of one asynchronous operation. The lazy adversary gives in queue by queue, the others anywhere.
-inline bool run_async() {
+// One stage of one asynchronous operation. The lazy adversary gives in queue by queue, the others anywhere. With a late
+// rank, only its operations are looked at, or only those of others.
+inline bool run_async(bool late = false) {
   Machine& m = *machine;
+  if (m.late_rank != kNobody) {
+    for (auto& queue : m.pending) {
+      for (size_t i = 0; i < queue.size(); ++i) {
+        if ((queue[i]->place.rank == m.late_rank) != late) continue;
+        std::swap(queue[i], queue.back());
+        Op* op = queue.back();
+        queue.pop_back();
+        advance_op(op);
+        return true;
+      }
+    }
+    return false;
+  }
   size_t count = 0;
   for (auto& queue : m.pending) count += queue.size();
   if (!count) return false;
@@ -217,10 +240,10 @@ inline void resume(Fiber* fiber) {
 }
 
 // A thread at random, of a block at random. A block keeps the turn for a burst, which the caches of the CPU like.
-inline bool run_fiber() {
+inline bool run_fiber(bool late = false) {
   Machine& m = *machine;
   for (auto& queue : m.runnable) {
-    if (queue.empty()) continue;
+    if (queue.empty() || (&queue == &m.runnable[Machine::kPriorities]) != late) continue;
     if (m.current >= queue.size() || m.random.below(m.burst) == 0) m.current = m.random.below(queue.size());
     Cta* block = queue[m.current];
     auto& fibers = block->runnable;
@@ -283,7 +306,9 @@ inline void run_loop() {
       fail(kStepLimit, Place{}, "the run took more than %llu steps", m.step_limit);
     }
     if (m.adversary == kRandom && m.random.below(m.async_lag) == 0) run_async();
-    if (run_fiber() || run_async() || run_spinning()) continue;
+    if (run_fiber() || run_async()) continue;
+    if (m.late_rank != kNobody && (run_fiber(true) || run_async(true))) continue;
+    if (run_spinning()) continue;
     if (m.nodes_done == m.nodes.size()) return;
     if (start_blocks()) continue;
     if (!expire_waits()) report_deadlock();

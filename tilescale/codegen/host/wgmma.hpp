@@ -13,25 +13,6 @@ namespace ts::host {
 
 typedef float Lanes __attribute__((vector_size(32), aligned(4), may_alias));
 
-inline float from_bf16(u16 value) {
-  const u32 bits = static_cast<u32>(value) << 16;
-  float f;
-  memcpy(&f, &bits, 4);
-  return f;
-}
-
-inline float from_fp16(u16 value) {
-  const u32 sign = static_cast<u32>(value & 0x8000u) << 16, mantissa = value & 0x3FFu, exponent = (value >> 10) & 31u;
-  float f;
-  if (exponent == 0) {
-    f = static_cast<float>(mantissa) * 0x1p-24f;
-    return sign ? -f : f;
-  }
-  const u32 bits = sign | (exponent == 31 ? 0x7F800000u : (exponent + 112) << 23) | mantissa << 13;
-  memcpy(&f, &bits, 4);
-  return f;
-}
-
 inline void decode(const u16* from, float* to, u32 count, u32 format, u32 stride) {
   for (u32 i = 0; i < count; ++i) to[i * stride] = format == Bf16::kFormat ? from_bf16(from[i]) : from_fp16(from[i]);
 }

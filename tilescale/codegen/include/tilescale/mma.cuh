@@ -164,4 +164,19 @@ template <int N, bool kTransposeB, class T> TS_DEV void wgmma(float (&d)[N / 2],
   Wgmma<N, kTransposeB, T>::run(d, a, b);
 }
 
+// d (16 x 8) += a (16 x 16, row-major) b (16 x 8, column-major), by a warp, on any architecture from sm_80. With
+// g = lane / 4 and c = lane % 4 * 2: a holds rows g, g + 8, g, g + 8 and columns c, c, c + 8, c + 8 (and one more each);
+// b rows c, c + 8 (and one more) of column g; d rows g, g, g + 8, g + 8 and columns c, c + 1, c, c + 1.
+template <class T> TS_DEV void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  if constexpr (Same<T, Bf16>::value) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  } else {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
+}
+
 }  // namespace ts

@@ -22,6 +22,8 @@ TS_DEV u32 block() { return blockIdx.x; }
 TS_DEV u32 num_blocks() { return gridDim.x; }
 TS_DEV void sync() { __syncthreads(); }
 TS_DEV void named_barrier(u32 id, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+// Counts as `threads` arrive, without waiting for the others.
+TS_DEV void named_arrive(u32 id, u32 threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 template <int N> TS_DEV void reg_inc() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> TS_DEV void reg_dec() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 
@@ -120,8 +122,107 @@ TS_DEV void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memo
 template <int N> TS_DEV void bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory"); }
 // All but the N youngest groups have read shared memory; nothing is said of their writes.
 template <int N> TS_DEV void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
+TS_DEV void tma_store_2d(const TensorMap* map, const void* smem, int x, int y) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];"
+               ::"l"(map), "r"(shared_address(smem)), "r"(x), "r"(y) : "memory");
+}
+TS_DEV void tma_store_3d(const TensorMap* map, const void* smem, int x, int y, int z) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];"
+               ::"l"(map), "r"(shared_address(smem)), "r"(x), "r"(y), "r"(z) : "memory");
+}
+// Reductions: elements of type T (the map's) are added to those in global memory; groups and waits are those of stores.
+template <class T> TS_DEV void tma_reduce_add_2d(const TensorMap* map, const void* smem, int x, int y) {
+  asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];"
+               ::"l"(map), "r"(shared_address(smem)), "r"(x), "r"(y) : "memory");
+}
+template <class T> TS_DEV void tma_reduce_add_3d(const TensorMap* map, const void* smem, int x, int y, int z) {
+  asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];"
+               ::"l"(map), "r"(shared_address(smem)), "r"(x), "r"(y), "r"(z) : "memory");
+}
+template <class T> TS_DEV void bulk_reduce_add(void* global, const void* smem, u32 bytes);
+template <> TS_DEV void bulk_reduce_add<Fp32>(void* global, const void* smem, u32 bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
+               ::"l"(global), "r"(shared_address(smem)), "r"(bytes) : "memory");
+}
+template <> TS_DEV void bulk_reduce_add<Bf16>(void* global, const void* smem, u32 bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.noftz.bf16 [%0], [%1], %2;"
+               ::"l"(global), "r"(shared_address(smem)), "r"(bytes) : "memory");
+}
+template <> TS_DEV void bulk_reduce_add<Fp16>(void* global, const void* smem, u32 bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.noftz.f16 [%0], [%1], %2;"
+               ::"l"(global), "r"(shared_address(smem)), "r"(bytes) : "memory");
+}
 TS_DEV void fence_async_smem() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 TS_DEV void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+// ---- clusters ------------------------------------------------------------------------------------------------------
+TS_DEV u32 cluster_rank() {
+  u32 v;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(v));
+  return v;
+}
+TS_DEV u32 cluster_size() {
+  u32 v;
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(v));
+  return v;
+}
+// All threads of all blocks of the cluster; what they wrote to shared memory is visible behind it.
+TS_DEV void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// Arrives at the barrier that stands where `b` stands, in the shared memory of block `rank` of the cluster.
+TS_DEV void cluster_mb_arrive(u64* b, u32 rank) {
+  asm volatile(
+      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}"
+      ::"r"(shared_address(b)), "r"(rank) : "memory");
+}
+// One load from global memory lands in every block of `mask`, at the same place, and is counted by each one's barrier.
+TS_DEV void tma_load_2d_multicast(void* smem, const TensorMap* map, u64* b, int x, int y, u16 mask) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%4, %5}], [%2], %3;"
+      ::"r"(shared_address(smem)), "l"(map), "r"(shared_address(b)), "h"(mask), "r"(x), "r"(y) : "memory");
+}
+TS_DEV void tma_load_3d_multicast(void* smem, const TensorMap* map, u64* b, int x, int y, int z, u16 mask) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%4, %5, %6}], [%2], %3;"
+      ::"r"(shared_address(smem)), "l"(map), "r"(shared_address(b)), "h"(mask), "r"(x), "r"(y), "r"(z) : "memory");
+}
+
+// ---- multicast addresses: the same bytes of all ranks ---------------------------------------------------------------
+// 16 bytes of T; sums accumulate in fp32, in an order that is not specified.
+TS_DEV void fence_alias() { asm volatile("fence.proxy.alias;" ::: "memory"); }
+template <class T> struct Multimem;
+#define TS_MULTIMEM(T, LOAD, TYPE)                                                                                       \
+  template <> struct Multimem<T> {                                                                                       \
+    static TS_DEV U128 load_add(const void* p) {                                                                         \
+      U128 v;                                                                                                            \
+      asm volatile("multimem.ld_reduce.relaxed.sys.global.add" LOAD ".v4." TYPE " {%0, %1, %2, %3}, [%4];"               \
+                   : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");                                    \
+      return v;                                                                                                          \
+    }                                                                                                                    \
+    static TS_DEV void store(void* p, U128 v) {                                                                          \
+      asm volatile("multimem.st.relaxed.sys.global.v4." TYPE " [%0], {%1, %2, %3, %4};"                                  \
+                   ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");                                         \
+    }                                                                                                                    \
+    static TS_DEV void red_add(void* p, U128 v) {                                                                        \
+      asm volatile("multimem.red.relaxed.sys.global.add.v4." TYPE " [%0], {%1, %2, %3, %4};"                             \
+                   ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");                                         \
+    }                                                                                                                    \
+  };
+TS_MULTIMEM(Bf16, ".acc::f32", "bf16x2")
+TS_MULTIMEM(Fp16, ".acc::f32", "f16x2")
+TS_MULTIMEM(Fp32, "", "f32")
+#undef TS_MULTIMEM
+template <class T> TS_DEV U128 multimem_load_add(const void* p) { return Multimem<T>::load_add(p); }
+template <class T> TS_DEV void multimem_store(void* p, U128 v) { Multimem<T>::store(p, v); }
+template <class T> TS_DEV void multimem_red_add(void* p, U128 v) { Multimem<T>::red_add(p, v); }
+// Adds to the counter of every rank at once.
+TS_DEV void multimem_signal_add(u32* p, u32 v) {
+  asm volatile("multimem.red.relaxed.sys.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
 
 // ---- conversions ---------------------------------------------------------------------------------------------------
 template <class T> TS_DEV u32 pack2(float low, float high);
