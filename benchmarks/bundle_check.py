@@ -19,6 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import common
+
 CALLS, ROUNDS, CHECKED = 20, 15, 3
 ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "8", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
 
@@ -58,8 +60,9 @@ def rank_main(bundle: str, name: str, meeting: str, rank: int, world: int) -> No
         dist.all_gather_object(answers, mine)
         return answers
 
-    tuned = PreparedOperation(spec, program, rank, driver, exchange, Modules(driver, binaries),
-                              library=TorchLibrary(torch))
+    tuned = PreparedOperation(
+        spec, program, rank, driver, exchange, Modules(driver, binaries), library=TorchLibrary(torch)
+    )
 
     def inputs(call: int, of: int) -> list[Any]:
         generator = torch.Generator().manual_seed(1000 * call + of)
@@ -103,8 +106,21 @@ def rank_main(bundle: str, name: str, meeting: str, rank: int, world: int) -> No
         tuned.check(stream)
     facts = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "driver": driver.facts().driver}
     same = bundles.read(bundle).manifest is not None and program.digest == entry.variants[0].program_digest
-    print(json.dumps({"rank": rank, "equal": equal, "right": right, "same_program": same, "samples_us": samples,
-                      "environment": facts, "spec": spec.label, "schedule": schedule.label}), flush=True)
+    print(
+        json.dumps(
+            {
+                "rank": rank,
+                "equal": equal,
+                "right": right,
+                "same_program": same,
+                "samples_us": samples,
+                "environment": facts,
+                "spec": spec.label,
+                "schedule": schedule.label,
+            }
+        ),
+        flush=True,
+    )
     dist.barrier()
 
 
@@ -123,10 +139,25 @@ def main() -> int:
     from tilescale.runtime.mps import MpsDaemon
 
     with MpsDaemon() as daemon, tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, given.bundle, given.name, "--ranks", str(given.ranks), "--meeting",
-                   f"{folder}/meeting"]
-        ranks = [subprocess.Popen([*command, "--rank", str(r)], env={**os.environ, **ENVIRONMENT, **daemon.environment},
-                                  stdout=subprocess.PIPE, text=True) for r in range(given.ranks)]
+        command = [
+            sys.executable,
+            __file__,
+            given.bundle,
+            given.name,
+            "--ranks",
+            str(given.ranks),
+            "--meeting",
+            f"{folder}/meeting",
+        ]
+        ranks = [
+            subprocess.Popen(
+                [*command, "--rank", str(r)],
+                env={**os.environ, **ENVIRONMENT, **daemon.environment},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for r in range(given.ranks)
+        ]
         try:
             said = [process.communicate(timeout=150)[0].strip().splitlines() for process in ranks]
         finally:
@@ -134,16 +165,24 @@ def main() -> int:
                 process.kill()
                 process.wait()
     rows = [json.loads(lines[-1]) for lines in said]
-    samples = {which: [max(r["samples_us"][which][i] for r in rows) for i in range(ROUNDS)]
-               for which in ("loaded", "tuned")}
+    samples = {
+        which: [max(r["samples_us"][which][i] for r in rows) for i in range(ROUNDS)] for which in ("loaded", "tuned")
+    }
     medians = {which: statistics.median(values) for which, values in samples.items()}
     result = {
-        "name": "bundle", "command": " ".join(sys.argv), "environment": rows[0]["environment"], "spec": rows[0]["spec"],
-        "schedule": rows[0]["schedule"], "same_bits": all(r["equal"] for r in rows),
-        "right_against_fp64": all(r["right"] for r in rows), "same_program": all(r["same_program"] for r in rows),
-        "loaded_us": medians["loaded"], "tuned_us": medians["tuned"],
-        "ratio": medians["loaded"] / medians["tuned"], "samples_us": samples,
-        "rank_samples_us": [r["samples_us"] for r in rows]}
+        **common.header("bundle"),
+        "environment": rows[0]["environment"],
+        "spec": rows[0]["spec"],
+        "schedule": rows[0]["schedule"],
+        "same_bits": all(r["equal"] for r in rows),
+        "right_against_fp64": all(r["right"] for r in rows),
+        "same_program": all(r["same_program"] for r in rows),
+        "loaded_us": medians["loaded"],
+        "tuned_us": medians["tuned"],
+        "ratio": medians["loaded"] / medians["tuned"],
+        "samples_us": samples,
+        "rank_samples_us": [r["samples_us"] for r in rows],
+    }
     if given.output:
         given.output.write_text(json.dumps(result, indent=1) + "\n")
     print({k: v for k, v in result.items() if "samples" not in k})

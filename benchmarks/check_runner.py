@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import common
 from leftovers import leftovers
 
 from tilescale.codegen.emit import emit
@@ -105,7 +106,7 @@ class Checks:
         self.rows[name] = row
         print(name, json.dumps(row), flush=True)
         if self.output:
-            self.output.write_text(json.dumps(self.rows, indent=1))
+            self.output.write_text(json.dumps({**common.header("check_runner"), "rows": self.rows}, indent=1))
 
     def scale_model(self) -> None:
         spec = product(self.model)
@@ -125,8 +126,10 @@ class Checks:
                 row.update({n: round(t.value_us, 1) if t.ok else t.message for n, t in runner.baselines(spec).items()})
             with self.part("race", 120) as row:
                 rounds = runner.race(spec, [best], ["unfused", "compute_only"], rounds=4)
-                row["us"] = [{n: round(statistics.median(map(max, zip(*s, strict=True))), 1) for n, s in r.items()}
-                             for r in rounds]
+                row["us"] = [
+                    {n: round(statistics.median(map(max, zip(*s, strict=True))), 1) for n, s in r.items()}
+                    for r in rounds
+                ]
             with self.part("hang", 90) as row:
                 fused = next(s for s in sample(spec) if (s.overlap, s.transport) == ("fused", "peer_copy"))
                 start = time.perf_counter()
@@ -187,8 +190,14 @@ class Checks:
             if not self.only or act.__name__ in self.only:
                 with contextlib.suppress(Exception):  # its parts have said what failed
                     act()
-        print("\n" + "\n".join(f"{name:28s} {'ok' if row['ok'] else 'FAILED':7s} {row['wall_s']:7.2f} s  "
-                               f"{row.get('error', '')[:120]}" for name, row in self.rows.items()), flush=True)
+        print(
+            "\n"
+            + "\n".join(
+                f"{name:28s} {'ok' if row['ok'] else 'FAILED':7s} {row['wall_s']:7.2f} s  {row.get('error', '')[:120]}"
+                for name, row in self.rows.items()
+            ),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

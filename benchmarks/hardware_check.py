@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # streams of several ranks must not queue behind each other
+os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")  # nothing is loaded while kernels wait for each other
 
+import common
 import torch
 
 from tilescale.codegen.cache import Binary
@@ -82,8 +84,13 @@ class TorchProducts:
 def view(matrix: Any) -> torch.Tensor:
     class Memory:
         __cuda_array_interface__ = {
-            "shape": (1 + sum((s - 1) * t for s, t in zip((matrix.rows, matrix.columns), matrix.strides, strict=True)),),
-            "typestr": "<i2" if matrix.dtype != "float32" else "<f4", "data": (matrix.address, False), "version": 3}
+            "shape": (
+                1 + sum((s - 1) * t for s, t in zip((matrix.rows, matrix.columns), matrix.strides, strict=True)),
+            ),
+            "typestr": "<i2" if matrix.dtype != "float32" else "<f4",
+            "data": (matrix.address, False),
+            "version": 3,
+        }
 
     flat = torch.as_tensor(Memory(), device="cuda").view(DTYPES[matrix.dtype])
     return torch.as_strided(flat, (matrix.rows, matrix.columns), matrix.strides)
@@ -96,8 +103,16 @@ def prepared(spec: Spec, program: Any, binaries: dict[str, bytes]) -> list[Prepa
     def make(rank: int) -> None:
         try:
             driver = Peers(0)
-            made[rank] = PreparedOperation(spec, program, rank, driver, meeting.of(rank), Modules(driver, binaries),
-                                           library=TorchProducts(), time_limit_s=TIME_LIMIT_S)
+            made[rank] = PreparedOperation(
+                spec,
+                program,
+                rank,
+                driver,
+                meeting.of(rank),
+                Modules(driver, binaries),
+                library=TorchProducts(),
+                time_limit_s=TIME_LIMIT_S,
+            )
         except BaseException as error:  # noqa: BLE001 (raised again by the caller)
             failures.append(error)
             meeting.barrier.abort()
@@ -110,6 +125,15 @@ def prepared(spec: Spec, program: Any, binaries: dict[str, bytes]) -> list[Prepa
     if failures:
         raise failures[0]
     return made
+
+
+def warm_library() -> None:
+    """Load the library's products first: loading waits for the kernels of this process, and those of peers spin in it."""
+    for m in (64, 1024, 4096):
+        for dtype in (torch.bfloat16, torch.float16):
+            a = torch.ones(m, 512, device="cuda", dtype=dtype)
+            torch.mm(a, a.new_ones(2560, 512).t())
+    torch.cuda.synchronize()
 
 
 def integers(shape: Sequence[int], dtype: str, generator: torch.Generator) -> torch.Tensor:
@@ -127,6 +151,7 @@ def run(spec: Spec, schedule: Schedule, plan: Any, compiler: Compiler, timed: bo
         binaries[kernel.digest] = binary.cubin
     operations = prepared(spec, program, binaries)
     streams = [torch.cuda.Stream() for _ in range(spec.world)]
+    warm_library()
     generator = torch.Generator("cuda").manual_seed(0)
     wrong = 0
     a, b, out = spec.inputs[0], spec.inputs[1] if len(spec.inputs) > 1 else None, spec.output
@@ -148,8 +173,12 @@ def run(spec: Spec, schedule: Schedule, plan: Any, compiler: Compiler, timed: bo
                     flat = shards[r].contiguous().view(torch.uint8).flatten()
 
                     class Memory:
-                        __cuda_array_interface__ = {"shape": (flat.numel(),), "typestr": "|u1",
-                                                    "data": (place, False), "version": 3}
+                        __cuda_array_interface__ = {
+                            "shape": (flat.numel(),),
+                            "typestr": "|u1",
+                            "data": (place, False),
+                            "version": 3,
+                        }
 
                     torch.as_tensor(Memory(), device="cuda").copy_(flat)
             torch.cuda.synchronize()
@@ -199,14 +228,30 @@ def families() -> dict[str, tuple[Spec, Schedule]]:
     topology = Topology.scale_model("8xH200-NVSwitch", ranks=4)
 
     def product(order: str = "col", dtype: str = "bfloat16", out: str | None = None, inputs: str = "ordinary") -> Spec:
-        return matmul(Tensor((4096, 8192), dtype, FullRow), Tensor((8192, 10240), dtype, FullCol, order=order),
-                      out=FullCol, topology=topology, out_dtype=out, inputs=inputs)
+        return matmul(
+            Tensor((4096, 8192), dtype, FullRow),
+            Tensor((8192, 10240), dtype, FullCol, order=order),
+            out=FullCol,
+            topology=topology,
+            out_dtype=out,
+            inputs=inputs,
+        )
 
     def gather(shape: tuple[int, ...] = (4096, 8192), dtype: str = "bfloat16", inputs: str = "ordinary") -> Spec:
         return redistribute(Tensor(shape, dtype, FullRow), Replicate, topology=topology, inputs=inputs)
 
-    fused = Schedule(overlap="fused", compute="generated", chunk_rows=256, depth=2, num_comm_blocks=4, block_m=128,
-                     block_n=256, block_k=64, num_stages=4, raster_group=8)
+    fused = Schedule(
+        overlap="fused",
+        compute="generated",
+        chunk_rows=256,
+        depth=2,
+        num_comm_blocks=4,
+        block_m=128,
+        block_n=256,
+        block_k=64,
+        num_stages=4,
+        raster_group=8,
+    )
     small = replace(fused, block_m=64, block_n=128, num_stages=3)
     copy = Schedule(overlap="fused", compute="generated", chunk_rows=256, depth=2, num_comm_blocks=4)
     none = {"overlap": "none", "chunk_rows": 0, "depth": 1}
@@ -228,9 +273,15 @@ def families() -> dict[str, tuple[Spec, Schedule]]:
     found["ag_gemm row-major B"] = (product("row"), fused)
     found["ag_gemm row-major B small"] = (product("row"), small)
     found["ag_gemm fp16 to fp32"] = (product(dtype="float16", out="float32"), small)
-    found["ag_gemm symmetric pull tma"] = (product(inputs="symmetric"), replace(fused, direction="pull", transport="tma"))
+    found["ag_gemm symmetric pull tma"] = (
+        product(inputs="symmetric"),
+        replace(fused, direction="pull", transport="tma"),
+    )
     found["all_gather odd bytes"] = (gather((4092, 3)), copy)
-    found["all_gather int32 symmetric pull"] = (gather((4096, 64), "int32", "symmetric"), replace(copy, direction="pull"))
+    found["all_gather int32 symmetric pull"] = (
+        gather((4096, 64), "int32", "symmetric"),
+        replace(copy, direction="pull"),
+    )
     return found
 
 
@@ -254,7 +305,9 @@ def main() -> None:
             rows[name] = row
             print(f"{name:44s} {row}", flush=True)
             if arguments.output:
-                arguments.output.write_text(json.dumps(rows, indent=1))
+                arguments.output.write_text(
+                    json.dumps({**common.header("hardware_check"), "rows": rows}, indent=1) + "\n"
+                )
     good = sum(all(part["status"] == "ok" for part in row.values()) and len(row) == 2 for row in rows.values())
     print(f"{good} of {len(rows)} families right")
 

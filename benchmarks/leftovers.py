@@ -22,8 +22,12 @@ _OURS = ("-m tilescale.", "nvidia-cuda-mps", "check_runner.loop")
 
 def leftovers(uuids: Sequence[str] = ()) -> dict[str, list[str]]:
     """Processes of tilescale and MPS daemons, shared memory, folders of daemons and held locks, as of now."""
-    return {"processes": sorted(_processes()), "shared_memory": _names("/dev/shm", "*"),
-            "folders": _names("/tmp", "tilescale-mps-*"), "locks": [uuid for uuid in uuids if _held(uuid)]}
+    return {
+        "processes": sorted(_processes()),
+        "shared_memory": _names("/dev/shm", "*"),
+        "folders": _names("/tmp", "tilescale-mps-*"),
+        "locks": [uuid for uuid in uuids if _held(uuid)],
+    }
 
 
 def _processes() -> list[str]:

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import common
 import torch
 from hardware_check import prepared, threads_close
 
@@ -40,29 +39,38 @@ SLEEP_CYCLES = 2_000_000  # about a millisecond
 def gather(ranks: int) -> Spec:
     """Every rank's shard is PUT_BYTES."""
     rows = PUT_BYTES // 8192 // 2 * ranks
-    return redistribute(Tensor((rows, 8192), "bfloat16", FullRow), Replicate,
-                        topology=Topology.scale_model("8xH200-NVSwitch", ranks=ranks))
+    return redistribute(
+        Tensor((rows, 8192), "bfloat16", FullRow),
+        Replicate,
+        topology=Topology.scale_model("8xH200-NVSwitch", ranks=ranks),
+    )
 
 
 def only_copies(plan: Plan, keep: Callable[[int, Step], bool]) -> Plan:
     """The plan with nothing but the copies that `keep(rank, step)` accepts, so that each launch ends by itself."""
+
     def role(rank: int, found: Role) -> Role:
         return replace(found, steps=tuple(s for s in found.steps if isinstance(s, Copy) and keep(rank, s)))
 
     def launches(rank: int, found: tuple[Launch, ...]) -> tuple[Launch, ...]:
-        kept = [replace(launch, roles=tuple(role(rank, r) for r in launch.roles)) for launch in found]
-        return tuple(launch for launch in kept if launch.agent == "blocks" or any(launch.steps))
+        edited = [replace(launch, roles=tuple(role(rank, r) for r in launch.roles)) for launch in found]
+        kept = tuple(launch for launch in edited if any(launch.steps))
+        return kept or (next(launch for launch in edited if launch.agent == "blocks"),)
 
     return replace(plan, ranks=tuple(launches(rank, found) for rank, found in enumerate(plan.ranks)))
 
 
-def elapsed_us(spec: Spec, schedule: Schedule, plan: Plan, compiler: Compiler, active: Sequence[int]) -> list[list[float]]:
+def elapsed_us(
+    spec: Spec, schedule: Schedule, plan: Plan, compiler: Compiler, active: Sequence[int]
+) -> list[list[float]]:
     """Samples a rank: microseconds from when the first of the active ranks begins to when its own launches end."""
     program = emit(spec, schedule, plan)
     found = compiler.compile([Source(k.text, k.entry, k.arch) for k in program.kernels])
     binaries = {k.digest: b.cubin for k, b in zip(program.kernels, found, strict=True) if isinstance(b, Binary)}
     operations = prepared(spec, program, binaries)
-    shards = [torch.randn(spec.inputs[0].local_shape(r, spec.world), device="cuda").bfloat16() for r in range(spec.world)]
+    shards = [
+        torch.randn(spec.inputs[0].local_shape(r, spec.world), device="cuda").bfloat16() for r in range(spec.world)
+    ]
     outs = [torch.empty(spec.inputs[0].sizes, device="cuda", dtype=torch.bfloat16) for _ in range(spec.world)]
     streams = [torch.cuda.Stream() for _ in range(spec.world)]
     samples: list[list[float]] = [[] for _ in range(spec.world)]
@@ -88,8 +96,13 @@ def elapsed_us(spec: Spec, schedule: Schedule, plan: Plan, compiler: Compiler, a
 
 def row(name: str, samples: list[float], modelled_us: float) -> dict[str, Any]:
     median = statistics.median(samples)
-    return {"case": name, "median_us": round(median, 2), "modelled_us": round(modelled_us, 2),
-            "ratio": round(median / modelled_us, 4), "samples_us": [round(s, 2) for s in samples]}
+    return {
+        "case": name,
+        "median_us": round(median, 2),
+        "modelled_us": round(modelled_us, 2),
+        "ratio": round(median / modelled_us, 4),
+        "samples_us": [round(s, 2) for s in samples],
+    }
 
 
 def measure(compiler: Compiler) -> list[dict[str, Any]]:
@@ -141,9 +154,7 @@ def main() -> None:
         rows = measure(compiler)
         rows.append(signal_delay(compiler))
         print(rows[-1]["case"], rows[-1]["median_us"], rows[-1]["ratio"], flush=True)
-    environment = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "python": platform.python_version(),
-                   "cuda": torch.version.cuda}
-    result = {"name": "link_clock", "command": " ".join(sys.argv), "environment": environment, "rows": rows}
+    result = {**common.header("link_clock"), "rows": rows}
     if arguments.output:
         arguments.output.write_text(json.dumps(result, indent=1) + "\n")
     worst = max(abs(r["ratio"] - 1) for r in rows[:-1])

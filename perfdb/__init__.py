@@ -21,6 +21,9 @@
         frame = perfdb.best(db, op="ag_gemm", shape="4096x10240x8192", gpu="H200")             # `measured` alone
         db.end_session(session, "complete")            # running, complete, exhausted, interrupted, failed
 
+    perfdb.compare(db, {"driver": "580"}, {"driver": "590"})   # anchors tell the machine from the software
+    from perfdb.regressions import annotate, regressions       # what changed in 30 days, over all series
+
 Names load on first use: importing the package loads neither SQLAlchemy nor pandas.
 """
 
@@ -30,6 +33,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from perfdb.comparing import compare
     from perfdb.errors import (
         CorruptDatabase,
         DatabaseError,
@@ -39,6 +43,9 @@ if TYPE_CHECKING:
         SchemaTooNew,
         SchemaTooOld,
     )
+    from perfdb.exploring import nearest_workloads, predictions, recommendations, training
+    from perfdb.importing import Facts, import_file
+    from perfdb.merging import merge
     from perfdb.misses import Miss, Nearest, explain_miss
     from perfdb.queries import best, exact, failures, history, known, samples, top, trials
     from perfdb.records import (
@@ -66,6 +73,10 @@ _HOMES = {
         "SchemaTooNew",
         "SchemaTooOld",
     ),
+    "perfdb.comparing": ("compare",),
+    "perfdb.exploring": ("nearest_workloads", "predictions", "recommendations", "training"),
+    "perfdb.importing": ("Facts", "import_file"),
+    "perfdb.merging": ("merge",),
     "perfdb.misses": ("Miss", "Nearest", "explain_miss"),
     "perfdb.queries": ("best", "exact", "failures", "history", "known", "samples", "top", "trials"),
     "perfdb.records": (
@@ -94,6 +105,7 @@ __all__ = [
     "DatabaseError",
     "DecisionRecord",
     "EnvironmentKey",
+    "Facts",
     "Miss",
     "MissingDatabase",
     "Nearest",
@@ -108,15 +120,22 @@ __all__ = [
     "TrialRow",
     "WorkloadKey",
     "best",
+    "compare",
     "default_url",
     "exact",
     "explain_miss",
     "failures",
     "history",
+    "import_file",
     "known",
+    "merge",
+    "nearest_workloads",
     "open_database",
+    "predictions",
+    "recommendations",
     "samples",
     "top",
+    "training",
     "trials",
 ]
 

@@ -10,11 +10,32 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from perfdb.fast import adapted
 from perfdb.session import Database
 
 # Reading an index through is reading a table through; the index of failures holds nothing but the rows asked for.
 _SCAN = re.compile(r"\bSCAN (\w+)(?!.* USING (?:COVERING )?INDEX ix_trial_failure)")
-TABLES = ["workload", "topology", "environment", "schedule", "artifact", "session", "trial", "samples", "standing", "point", "prediction", "decision", "series", "change_point", "annotation", "recommendation"]
+_SEQUENTIAL = re.compile(r"\bSeq Scan on (\w+)")
+# Topologies and environments: one row a machine.
+LARGE = 50
+TABLES = [
+    "workload",
+    "topology",
+    "environment",
+    "schedule",
+    "artifact",
+    "session",
+    "trial",
+    "samples",
+    "standing",
+    "point",
+    "prediction",
+    "decision",
+    "series",
+    "change_point",
+    "annotation",
+    "recommendation",
+]
 
 
 @dataclass(frozen=True)
@@ -48,13 +69,35 @@ def statements(db: Database) -> Iterator[list[Sent]]:
 
 
 def full_scans(db: Database, sent: Sequence[Sent]) -> list[tuple[str, str]]:
-    """(line of the plan, statement) for each table of the database that a statement reads through. SQLite only."""
+    """(line of the plan, statement) for each table of the database that a statement reads through.
+
+    Tables below `LARGE` rows do not count: to read one through is the cheapest way. A server reads most of a table
+    through as well where most of it is asked for: such scans are priced out, so that what is left has no index to use.
+    """
     found = []
-    for sql, values in {one.sql: one.values for one in sent}.items():
-        with db.read() as connection:
-            plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", tuple(values)).fetchall()
-        for row in plan:
-            scan = _SCAN.search(str(row[3]))
-            if scan is not None and scan.group(1) in TABLES:
-                found.append((str(row[3]), sql))
+    with db.read() as connection:
+        sqlite = connection.dialect.name == "sqlite"
+        if not sqlite:
+            connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
+        large = _large(connection, sqlite)
+        for sql, values in {one.sql: one.values for one in sent}.items():
+            explain = "EXPLAIN QUERY PLAN" if sqlite else "EXPLAIN"
+            given = values if isinstance(values, dict) else tuple(values)
+            plan = connection.exec_driver_sql(f"{explain} {adapted(sql, connection.dialect.name)}", given).fetchall()
+            for row in plan:
+                line = str(row[3] if sqlite else row[0])
+                scan = (_SCAN if sqlite else _SEQUENTIAL).search(line)
+                if scan is not None and scan.group(1) in large:
+                    found.append((line, sql))
     return found
+
+
+def _large(connection: sa.Connection, sqlite: bool) -> list[str]:
+    if not sqlite:
+        rows = connection.exec_driver_sql("SELECT relname FROM pg_class WHERE reltuples >= %s", (LARGE,)).fetchall()
+        return [str(row[0]) for row in rows]
+    counts = {
+        name: connection.exec_driver_sql(f"SELECT count(*) FROM (SELECT 1 FROM {name} LIMIT {LARGE})").scalar_one()
+        for name in TABLES
+    }
+    return [name for name, count in counts.items() if count >= LARGE]

@@ -38,7 +38,9 @@ def check_database(url: str) -> CheckReport:
             if not problems:
                 # Of a damaged table they say nothing.
                 wrong = {name: count for name, count in summaries.differences(connection).items() if count}
-                problems += [f"summary: {count} rows of {name} are not what the trials say" for name, count in wrong.items()]
+                problems += [
+                    f"summary: {count} rows of {name} are not what the trials say" for name, count in wrong.items()
+                ]
             counts = _counts(connection)
         where = str(db.path or db.url)
         found = len(problems)

@@ -75,9 +75,13 @@ def merge(
 def import_(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Recorded spaces, tuning files, outputs.")],
     db: DbOption = None,
-    kind: Annotated[str | None, typer.Option("--format", help="fused_moe, nccl_tests, recorded_space; looked up.")] = None,
+    kind: Annotated[
+        str | None, typer.Option("--format", help="fused_moe, nccl_tests, recorded_space; looked up.")
+    ] = None,
     op: Annotated[str | None, typer.Option("--op", help="The operation, where the file does not say.")] = None,
-    facts: Annotated[list[str] | None, typer.Option("--set", help="Environment: power_cap_w=700, driver=580.65, ...")] = None,
+    facts: Annotated[
+        list[str] | None, typer.Option("--set", help="Environment: power_cap_w=700, driver=580.65, ...")
+    ] = None,
 ) -> None:
     """Take in recorded spaces, fused-MoE tuning files of vLLM and SGLang, and the output of nccl-tests."""
     from perfdb.importing import Facts, import_file
@@ -102,6 +106,3 @@ def pairs(texts: list[str]) -> dict[str, str]:
             raise typer.BadParameter(f"expected NAME=VALUE; got: {text}")
         found[name.strip()] = value.strip()
     return found
-
-
-

@@ -159,9 +159,7 @@ def nearest(
     columns = ["distance", "op", "shape", "dtype", "world", "gpu", "power_cap_w", "best_source", "best_us", "trial_id"]
     show = printer(as_json, as_csv, columns)
     with opened(db) as database:
-        frame = nearest_workloads(
-            database, op=op, shape=shape, dtype=dtype, world=world, sources=source, limit=limit
-        )
+        frame = nearest_workloads(database, op=op, shape=shape, dtype=dtype, world=world, sources=source, limit=limit)
         show(frame)
         if frame.empty:
             fail(no_match(database, op, None, None, source))
@@ -178,7 +176,11 @@ def training(
     """Rows to fit a model with: a schedule each, its knobs and sizes as columns, failures too. Exit 1 if none."""
     from perfdb import exploring
 
-    show = printer(as_json, as_csv, ["trial_id", "source", "status", "value_us", "op", "shape", "world", "gpu", "schedule", "samples", "spread"])
+    show = printer(
+        as_json,
+        as_csv,
+        ["trial_id", "source", "status", "value_us", "op", "shape", "world", "gpu", "schedule", "samples", "spread"],
+    )
     with opened(db) as database:
         frame = exploring.training(database, op=op, gpu=gpu, sources=source)
         show(frame)
@@ -197,7 +199,19 @@ def predictions(
     """What models expected beside what was measured."""
     from perfdb import exploring
 
-    columns = ["model", "predicted_us", "measured_us", "error", "inside", "source", "op", "shape", "gpu", "power_cap_w", "schedule_label"]
+    columns = [
+        "model",
+        "predicted_us",
+        "measured_us",
+        "error",
+        "inside",
+        "source",
+        "op",
+        "shape",
+        "gpu",
+        "power_cap_w",
+        "schedule_label",
+    ]
     show = printer(as_json, as_csv, columns)
     with opened(db) as database:
         frame = exploring.predictions(database, op=op, model=model, sources=source)

@@ -16,8 +16,40 @@ if TYPE_CHECKING:
     from perfdb.session import Database
     from perfdb.watching import Watch
 
-COLUMNS = ["kind", "state", "op", "shape", "gpu", "power_cap_w", "before_us", "after_us", "change_percent", "happened_at", "runs", "missing_runs", "q_value", "covariates", "remark", "series_id"]
-COMPARED = ["op", "shape", "gpu", "power_cap_w", "source", "before_us", "after_us", "change_percent", "common_percent", "anchors", "anchor_percent", "residual_percent", "verdict", "environment_change"]
+COLUMNS = [
+    "kind",
+    "state",
+    "op",
+    "shape",
+    "gpu",
+    "power_cap_w",
+    "before_us",
+    "after_us",
+    "change_percent",
+    "happened_at",
+    "runs",
+    "missing_runs",
+    "q_value",
+    "covariates",
+    "remark",
+    "series_id",
+]
+COMPARED = [
+    "op",
+    "shape",
+    "gpu",
+    "power_cap_w",
+    "source",
+    "before_us",
+    "after_us",
+    "change_percent",
+    "common_percent",
+    "anchors",
+    "anchor_percent",
+    "residual_percent",
+    "verdict",
+    "environment_change",
+]
 
 
 class FailOn(StrEnum):
@@ -42,7 +74,9 @@ def regressions(
     fail_on: Annotated[FailOn, typer.Option(help="Exit 1 on confirmed regressions, or on suspected ones too.")] = (
         FailOn.confirmed
     ),
-    markdown: Annotated[Path | None, typer.Option(help="Also write a summary for a pull request; - for stdout.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Also write a summary for a pull request; - for stdout.")
+    ] = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:

@@ -20,7 +20,29 @@ if TYPE_CHECKING:
 
 # A time and its anchor within this of each other are the same change.
 SAME = 0.005
-COLUMNS = ["op", "shape", "dtype", "world", "gpu", "power_cap_w", "source", "before_us", "after_us", "change_percent", "common_schedules", "common_percent", "anchors", "anchor_percent", "residual_percent", "verdict", "environment_change", "before_trial_id", "after_trial_id", "workload", "topology"]
+COLUMNS = [
+    "op",
+    "shape",
+    "dtype",
+    "world",
+    "gpu",
+    "power_cap_w",
+    "source",
+    "before_us",
+    "after_us",
+    "change_percent",
+    "common_schedules",
+    "common_percent",
+    "anchors",
+    "anchor_percent",
+    "residual_percent",
+    "verdict",
+    "environment_change",
+    "before_trial_id",
+    "after_trial_id",
+    "workload",
+    "topology",
+]
 _TRIALS = (
     "SELECT trial.schedule_id, trial.artifact_id, trial.value_us, trial.id FROM trial WHERE trial.workload_id = ?"
     " AND trial.topology_id = ? AND trial.environment_id = ? AND trial.source = ? AND trial.status = 'ok'"
@@ -67,9 +89,14 @@ def compare(
     given = {name: value for name, value in (("op", op), ("shape", shape)) if value is not None}
     where = " WHERE " + " AND ".join(f"{name} = ?" for name in given) if given else ""
     rows = []
-    for workload in db.rows(f"SELECT id, op, shape, dtype, world, digest FROM workload{where} ORDER BY id", tuple(given.values())):
+    for workload in db.rows(
+        f"SELECT id, op, shape, dtype, world, digest FROM workload{where} ORDER BY id", tuple(given.values())
+    ):
         for (topology, *_), sides in sorted(_sides(db, int(workload[0]), source, (before, after)).items(), key=str):
-            halves = [_half(db, (int(workload[0]), topology), ids, source, side) for ids, side in zip(sides, (before, after), strict=True)]
+            halves = [
+                _half(db, (int(workload[0]), topology), ids, source, side)
+                for ids, side in zip(sides, (before, after), strict=True)
+            ]
             if halves[0] is not None and halves[1] is not None:
                 rows.append(_row(db, workload, topology, source, halves[0], halves[1]))
     return pd.DataFrame(rows, columns=list(COLUMNS))
@@ -121,9 +148,9 @@ def _half(
     best: tuple[float, int] | None = None
     used = []
     for environment in environments:
-        sql, values = _TRIALS, (*place, environment, source)
+        sql, values = _TRIALS, [*place, environment, source]
         if "commit" in side:
-            sql, values = sql + _OF_REVISION, (*values, side["commit"])
+            sql, values = sql + _OF_REVISION, [*values, side["commit"]]
         rows = db.rows(sql, values)
         if rows:
             used.append(environment_of(db, environment))

@@ -67,10 +67,7 @@ def one_by_one(times: Floats, find: Callable[[Floats], list[Change]]) -> list[li
         places = np.flatnonzero(~np.isnan(row))
         changes = find(row[places])
         found.append(
-            [
-                Change(int(places[c.index]), int(places[c.found - 1]) + 1, c.before, c.after, c.p_value)
-                for c in changes
-            ]
+            [Change(int(places[c.index]), int(places[c.found - 1]) + 1, c.before, c.after, c.p_value) for c in changes]
         )
     return found
 

@@ -54,11 +54,7 @@ def nearest_workloads(
             near.append((distance, *row))
     rows = []
     for distance, workload_id, *columns in sorted(near):
-        rows += [
-            (distance, *columns, *best)
-            for best in _bests(db, int(workload_id))
-            if best[2] in allowed
-        ]
+        rows += [(distance, *columns, *best) for best in _bests(db, int(workload_id)) if best[2] in allowed]
         if len({row[5] for row in rows}) >= limit:
             break
     names = ["distance", "op", "shape", "dtype", "world", "workload", "workload_label"]
@@ -76,7 +72,7 @@ def _bests(db: Database, workload_id: int) -> list[tuple[Any, ...]]:
                 "machine", "SELECT gpu, power_cap_w FROM environment WHERE id = ?", group.environment_id
             )
             key = (gpu, cap, group.source)
-            best[key] = min(best.get(key, found[0]), found[0])  # type: ignore[type-var]
+            best[key] = min(best.get(key, found[0]), found[0])
     return [(*key, *value) for key, value in sorted(best.items())]
 
 
@@ -170,10 +166,9 @@ def predictions(
     """
     import pandas as pd  # type: ignore[import-untyped, unused-ignore]
 
-    conditions, values = ["standing.status = 'ok'"], []
     allowed = checked_sources(sources, ("measured", "measured_scale_model", "measured_shared_gpu", "replayed"))
-    conditions.append(f"standing.source IN ({', '.join('?' * len(allowed))})")
-    values += allowed
+    conditions = ["standing.status = 'ok'", f"standing.source IN ({', '.join('?' * len(allowed))})"]
+    values: list[str] = list(allowed)
     for column, value in (("workload.op", op), ("prediction.model", model)):
         if value is not None:
             conditions.append(f"{column} = ?")

@@ -86,7 +86,9 @@ def importers() -> dict[str, Importer]:
     return {importer.name: importer for importer in found}
 
 
-def import_file(db: Database, path: Path, *, facts: Facts | None = None, kind: str | None = None) -> tuple[Counts, Imported]:
+def import_file(
+    db: Database, path: Path, *, facts: Facts | None = None, kind: str | None = None
+) -> tuple[Counts, Imported]:
     """Store what a file holds, all or nothing; what is there already is not stored again.
 
     `kind`: the name of an importer, found by looking at the file if None. Errors: RecordError, DatabaseError.

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,9 @@ _SAME_TRIAL = (
 # The rest of the tables: the columns to copy, which of them refer to another table, and which are times.
 _REFERS = {
     "winner_trial_id": "trial",
-    **{f"{name}_id": name for name in ("workload", "topology", "environment", "schedule", "session", "series", "trial")},
+    **{
+        f"{name}_id": name for name in ("workload", "topology", "environment", "schedule", "session", "series", "trial")
+    },
 }
 _TIMES = ("recorded_at", "started_at", "ended_at", "happened_at", "starts_at", "ends_at")
 _OTHERS = {
@@ -174,15 +177,15 @@ class _Merge:
             ):
                 samples.setdefault(trial, {})[rank] = tuple(unpack(encoding, data))
             records = [(int(row[0]), self._record(row, samples.get(row[0], {}))) for row in rows]
-            self._ids["trial"].update(self._target.transact(lambda work, batch=records: _store(work, batch, self._count)))
+            self._ids["trial"].update(self._target.transact(partial(_store, records=records, count=self._count)))
 
     def _record(self, row: Sequence[Any], samples: Mapping[int, tuple[float, ...]]) -> TrialRecord:
-        keys: list[Any] = [self._keys[name, row[at]] for at, name in enumerate(_KEYS, 1)]
+        keys: dict[str, Any] = {name: self._keys[name, row[at]] for at, name in enumerate(_KEYS, 1)}
         binary, table = self._artifacts.get(row[5], ("", ""))
         ranks = tuple(samples.get(rank, ()) for rank in range(max(samples, default=-1) + 1))
         session = None if row[6] is None else self._ids["session"][row[6]]
         return TrialRecord(
-            *keys,
+            **keys,
             source=row[7],
             status=row[8],
             value_us=row[9],
@@ -200,7 +203,9 @@ class _Merge:
 
         def copy(transaction: Transaction) -> None:
             for row in self._source.rows(f"SELECT id, {', '.join(names)} FROM {table} ORDER BY id"):
-                values = {name: self._translated(transaction, name, value) for name, value in zip(names, row[1:], strict=True)}
+                values = {
+                    name: self._translated(transaction, name, value) for name, value in zip(names, row[1:], strict=True)
+                }
                 identity = {name: value for name, value in values.items() if name not in ("document", "tie_trial_ids")}
                 if table == "recommendation":
                     identity.pop("recorded_at")

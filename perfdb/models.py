@@ -2,7 +2,8 @@
 
 Keys (workload, topology, environment, schedule, artifact) are stored once and referred to by trials. A trial repeats
 nothing of them, so every question about a GPU or a power cap goes through the environment it was measured in.
-`trial_group`, `standing` and `point` are summaries of `trial`, kept up to date in the transaction that stores a trial (`writing.py`).
+`trial_group`, `standing` and `point` are summaries of `trial`, kept up to date in the transaction that stores a trial
+(`writing.py`).
 """
 
 from __future__ import annotations
@@ -134,7 +135,11 @@ class TuningSession(Base):
     """One run of a tuner. A session that was killed stays "running": nobody was left to say otherwise."""
 
     __tablename__ = "session"
-    __table_args__ = (CheckConstraint(one_of("status", SESSION_STATUSES), "status"), Index(None, "started_at"))
+    __table_args__ = (
+        CheckConstraint(one_of("status", SESSION_STATUSES), "status"),
+        Index(None, "started_at"),
+        Index(None, "revision"),
+    )
 
     id: Mapped[int] = mapped_column(Id, primary_key=True)
     seed: Mapped[int | None] = mapped_column(BigInteger)

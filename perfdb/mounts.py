@@ -9,10 +9,47 @@ from perfdb.errors import DatabaseError
 
 MOUNTS = Path("/proc/self/mountinfo")
 NETWORK = frozenset(
-    ["9p", "afs", "beegfs", "ceph", "cifs", "davfs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs3", "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "smb", "smb2", "smb3", "smbfs", "wekafs"]
+    [
+        "9p",
+        "afs",
+        "beegfs",
+        "ceph",
+        "cifs",
+        "davfs",
+        "glusterfs",
+        "gpfs",
+        "lustre",
+        "ncpfs",
+        "nfs",
+        "nfs3",
+        "nfs4",
+        "ocfs2",
+        "orangefs",
+        "panfs",
+        "pvfs2",
+        "smb",
+        "smb2",
+        "smb3",
+        "smbfs",
+        "wekafs",
+    ]
 )
 # User-space file systems name themselves after a dot: fuse.sshfs.
-NETWORK_FUSE = frozenset(["ceph", "glusterfs", "s3fs", "sshfs", "rclone", "goofys", "gcsfuse", "juicefs", "curlftpfs", "smbnetfs", "mount-s3"])
+NETWORK_FUSE = frozenset(
+    [
+        "ceph",
+        "glusterfs",
+        "s3fs",
+        "sshfs",
+        "rclone",
+        "goofys",
+        "gcsfuse",
+        "juicefs",
+        "curlftpfs",
+        "smbnetfs",
+        "mount-s3",
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -46,8 +83,10 @@ def mount_of(path: Path, mounts: Path = MOUNTS) -> Mount | None:
     for line in lines:
         found = _parsed(line)
         # Of mounts on one point, the last one listed is on top.
-        if found is not None and place.is_relative_to(found.point) and (
-            best is None or len(found.point) >= len(best.point)
+        if (
+            found is not None
+            and place.is_relative_to(found.point)
+            and (best is None or len(found.point) >= len(best.point))
         ):
             best = found
     return best

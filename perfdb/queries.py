@@ -51,6 +51,7 @@ from perfdb.writing import unpack
 if TYPE_CHECKING:
     import pandas as pd
 
+
 def trials(
     db: Database,
     *,
@@ -128,7 +129,9 @@ _IN_GROUP = (
 
 
 def _trial_row(row: tuple[Any, ...]) -> TrialRow:
-    return TrialRow(*row[:9], read_time(row[9]), row[10])
+    trial, schedule, source, status, value_us, message, binary, table, session, time, environment = row
+    head = (trial, schedule, source, status, value_us, message, binary, table, session)
+    return TrialRow(*head, read_time(time), environment)
 
 
 def exact(

@@ -83,13 +83,12 @@ def _top(db: Database, group: Group, limit: int, marks: tuple[bool, str]) -> lis
     environment = environment_of(db, group.environment_id)
     work_columns = (op, shape, dtype, world, *(getattr(environment, field) for field in ENVIRONMENT_FIELDS))
     place_columns = (label, work, name, kind, place, environment.digest)
-    return [
-        (rank, trial, group.source, "ok", value, *work_columns, schedule_label, schedule, *place_columns)
-        + (binary, table, session, read_time(time), message, *marks)
-        for rank, (trial, value, schedule_label, schedule, binary, table, session, time, message) in enumerate(
-            db.rows(_TOP, (*key, limit)), 1
-        )
-    ]
+    found = []
+    for rank, row in enumerate(db.rows(_TOP, (*key, limit)), 1):
+        trial, value, schedule_label, schedule, binary, table, session, time, message = row
+        head = (rank, trial, group.source, "ok", value, *work_columns, schedule_label, schedule)
+        found.append((*head, *place_columns, binary, table, session, read_time(time), message, *marks))
+    return found
 
 
 def _matching(db: Database, question: Question) -> list[Group]:

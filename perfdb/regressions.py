@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from perfdb.detectors import DEFAULT
 from perfdb.errors import RecordError
 from perfdb.fast import read_time
 from perfdb.selects import TIME_ZONE
 from perfdb.session import Database
-from perfdb.watching import ALPHA, DAYS, DEFAULT, SETTING, Finding, Line, Watch, watch
+from perfdb.watching import ALPHA, DAYS, SETTING, Finding, Line, Watch, watch
 from perfdb.writing import Transaction, now
 
 if TYPE_CHECKING:
@@ -283,6 +284,3 @@ def annotate(
             recorded_at=transaction.time(now()),
         )
     )
-
-
-

@@ -73,7 +73,9 @@ def _copy(damaged: Path, copy: Path) -> None:
         header = file.read(HEADER_BYTES)
         if len(header) < HEADER_BYTES or not header.startswith(MAGIC):
             raise CorruptDatabase(
-                "the first page holds the schema and must be readable", damaged, "restore a backup; nothing can be saved"
+                "the first page holds the schema and must be readable",
+                damaged,
+                "restore a backup; nothing can be saved",
             )
         # SQLite refuses a file that is shorter than it says: pages that were cut off become empty ones.
         page = int.from_bytes(header[16:18], "big")

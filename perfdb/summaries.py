@@ -1,6 +1,7 @@
 """The summaries of `trial`, as SQL that both engines take: `?` stands for a value (see `fast.adapted`).
 
-`trial_group` lists what there is, `standing` answers look-ups and rankings, `point` histories, all without reading the trials through. The statement
+`trial_group` lists what there is, `standing` answers look-ups and rankings, `point` histories, all without reading
+the trials through. The statement
 that changes one is the same for a single trial and for a rebuild from all of them, so they cannot drift apart.
 """
 

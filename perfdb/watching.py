@@ -111,7 +111,7 @@ def lines(db: Database, since: datetime, *, source: str = "measured", policy: st
     for workload, topology, gpu, setting in sorted(grouped):
         columns = list(zip(*grouped[workload, topology, gpu, setting], strict=True))
         times = tuple(map(read_time, columns[4]))
-        found.append(Line(workload, topology, gpu, source, policy, setting, times, *columns[5:7], columns[2]))
+        found.append(Line(workload, topology, gpu, source, policy, setting, times, columns[5], columns[6], columns[2]))
     return found
 
 
@@ -159,11 +159,10 @@ def _until(line: Line, until: datetime) -> Line:
     return replace(line, **parts)
 
 
-def _changed(
-    db: Database, watched: Sequence[Line], recent: Sequence[Sequence[Change]], alpha: float
-) -> list[Finding]:
+def _changed(db: Database, watched: Sequence[Line], recent: Sequence[Sequence[Change]], alpha: float) -> list[Finding]:
     """One hypothesis a series and change; a series in which nothing was found counts with p = 1."""
-    p_values, places = [], []
+    p_values: list[float] = []
+    places: list[tuple[int, Change | None]] = []
     for row, changes in enumerate(recent):
         for change in changes:
             p_values.append(0.0 if math.isnan(change.p_value) else change.p_value)
@@ -173,15 +172,18 @@ def _changed(
             places.append((row, None))
     q_values = false_discovery(np.array(p_values))
     found = []
-    for (row, change), q_value in zip(places, q_values, strict=True):
-        if change is None or q_value > alpha:
+    for (row, found_there), q_value in zip(places, q_values, strict=True):
+        if found_there is None or q_value > alpha:
             continue
+        change = found_there
         line = watched[row]
         kind = "regression" if change.ratio > 1 else "improvement"
         covariates = _covariates(db, line, change.index)
         found.append(Finding(line, kind, change.index, change, float(q_value), covariates, _gap(line)))
     # What costs most comes first.
-    return sorted(found, key=lambda one: (one.kind != "regression", -abs(math.log(one.change.ratio)) if one.change else 0))
+    return sorted(
+        found, key=lambda one: (one.kind != "regression", -abs(math.log(one.change.ratio)) if one.change else 0)
+    )
 
 
 def _covariates(db: Database, line: Line, first: int) -> str:
@@ -193,7 +195,9 @@ def _covariates(db: Database, line: Line, first: int) -> str:
 def environment_change(old: EnvironmentKey, new: EnvironmentKey) -> str:
     """`driver 580 -> 590, nccl 2.28 -> 2.29`, empty if nothing differs."""
     pairs = ((name, getattr(old, name), getattr(new, name)) for name in ENVIRONMENT_FIELDS)
-    return ", ".join(f"{name} {before or 'none'} -> {after or 'none'}" for name, before, after in pairs if before != after)
+    return ", ".join(
+        f"{name} {before or 'none'} -> {after or 'none'}" for name, before, after in pairs if before != after
+    )
 
 
 def interval(line: Line) -> timedelta | None:
@@ -216,7 +220,7 @@ def _silent(known: Sequence[Line], since: datetime, until: datetime) -> list[Fin
     found = []
     for line in known:
         usual = interval(line)
-        if usual and since <= line.times[-1] and (newest - line.times[-1]) > SILENT * usual:
+        if usual and since <= line.times[-1] + usual and (newest - line.times[-1]) > SILENT * usual:
             runs = round((newest - line.times[-1]) / usual)
             found.append(Finding(line, "missing", -1, None, math.nan, "", runs))
     return found

@@ -7,13 +7,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
 
 HERE = Path(__file__).parent
+# A shell script that starts a run with `&` leaves SIGINT ignored, and a child inherits that: not what is tested here.
+HEED_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 SEARCH_PATH = os.pathsep.join([str(HERE.parent), str(HERE)])  # for child processes: the package and this module
 
 
@@ -56,10 +59,10 @@ def cpu_ticks(pid: int) -> int:
 
 
 def start_script(text: str, variables: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-    """A Python process that runs `text` and can import this module."""
+    """A Python process that runs `text`, can import this module, and heeds SIGINT whatever this process does."""
     environment = {**os.environ, "PYTHONPATH": SEARCH_PATH, **(variables or {})}
     return subprocess.Popen(
-        [sys.executable, "-c", text],
+        [sys.executable, "-c", HEED_SIGINT + text],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -67,12 +70,24 @@ def start_script(text: str, variables: Mapping[str, str] | None = None) -> subpr
     )
 
 
+@contextmanager
+def started(text: str, variables: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A process of `start_script`, ended and reaped at the end of the block whatever happened in it."""
+    process = start_script(text, variables)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate(timeout=20)
+
+
 def run_script(text: str, variables: Mapping[str, str] | None = None) -> str:
     """What such a process prints; it must exit with 0."""
-    process = start_script(text, variables)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
-    return out
+    with started(text, variables) as process:
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        return out
 
 
 def end_and_list_orphans(script: str, number: signal.Signals) -> tuple[list[int], int]:
@@ -80,15 +95,16 @@ def end_and_list_orphans(script: str, number: signal.Signals) -> tuple[list[int]
 
     Returns the workers that outlive it, and its exit code.
     """
-    process = start_script(script)
-    assert process.stdout is not None
-    pids = [int(word) for word in process.stdout.readline().split()]
-    assert pids, process.communicate(timeout=10)[1]
-    assert running(pids) == pids
-    process.send_signal(number)
-    code = process.wait(timeout=20)
-    process.communicate()
-    left = wait_until_gone(pids)
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    return left, code
+    pids: list[int] = []
+    try:
+        with started(script) as process:
+            assert process.stdout is not None
+            pids = [int(word) for word in process.stdout.readline().split()]
+            assert pids, process.communicate(timeout=10)[1]
+            assert running(pids) == pids
+            process.send_signal(number)
+            code = process.wait(timeout=20)
+        return wait_until_gone(pids), code
+    finally:
+        for pid in running(pids):
+            os.kill(pid, signal.SIGKILL)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from process_support import SEARCH_PATH
+from process_support import SEARCH_PATH, started
 from support import ag_gemm
 from typer.testing import CliRunner, Result
 
@@ -176,14 +176,13 @@ ReplayRunner.measure = slow
 sys.argv = ["tilescale", "tune", "small.toml", "--db", "perf.db"]
 main()
 """
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               env={**os.environ, "PYTHONPATH": SEARCH_PATH})
-    assert process.stdout is not None
-    while (line := process.stdout.readline()) and line != "standing\n":
-        pass
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=30)
-    assert process.returncode == 130, err
+    with started(script) as process:
+        assert process.stdout is not None
+        while (line := process.stdout.readline()) and line != "standing\n":
+            pass
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == 130, err
     assert "finished measurements are kept" in err
     assert "Traceback" not in err
     assert tuned("--no-bundle")["results"][0]["measured"] == 7
@@ -317,7 +316,7 @@ def test_topology_lists_and_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert listed["here"] == "no GPU is at hand"
     assert "8xH200-NVSwitch" in [facts["name"] for facts in listed["topologies"]]
     shown = json.loads(run("topology", "scale_model:8xH200-NVSwitch", "--ranks", "4", "--json").stdout)
-    assert (shown["ranks"], shown["source"]) == (4, "measured_scale_model")
+    assert (shown["ranks"], shown["times_are"]) == (4, "measured_scale_model")
     assert "8xH100-NVSwitch" in run("topology", "8xH100-NVSwitch").stdout
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -54,7 +55,7 @@ def _split(sums: Floats, start: int, end: int) -> int:
     places = np.arange(start + SIDE, end - SIDE + 1)
     left, right = places - start, end - places
 
-    def block(a: object, b: object, c: object, d: object) -> Floats:
+    def block(a: Any, b: Any, c: Any, d: Any) -> Floats:
         result: Floats = sums[b, d] - sums[a, d] - sums[b, c] + sums[a, c]
         return result
 

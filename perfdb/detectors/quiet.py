@@ -79,8 +79,8 @@ class Quiet:
                     again.append(at)
             rows = rows[again]
             left = np.array(times[rows], dtype=np.float64)
-            for at, row in enumerate(rows):
-                left[at, : starts[row]] = np.nan
+            for at, start in enumerate(starts[rows]):
+                left[at, :start] = np.nan
         return found
 
     def _firsts(self, times: Floats) -> list[Change | None]:

@@ -56,7 +56,9 @@ class FusedMoe:
             found.append(Recommended(_workload(op, int(tokens), *sizes, parts), environment, _schedule(knobs)))
         if not found:
             raise _bad(path, "no configuration")
-        return Imported(recommended=tuple(found), notes=("the file names winners and no times: kept as recommendations",))
+        return Imported(
+            recommended=tuple(found), notes=("the file names winners and no times: kept as recommendations",)
+        )
 
 
 def _bad(path: Path, actual: object) -> RecordError:

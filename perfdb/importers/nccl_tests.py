@@ -58,7 +58,11 @@ class NcclTests:
         rows, skipped = _rows(path, text)
         environment = facts.environment_key(gpu=gpus[0], gpu_count=len(gpus), nccl=_nccl(text))
         topology = TopologyKey(
-            digest(["nccl-tests", environment.gpu, len(gpus)]), f"{len(gpus)}x{environment.gpu}", "real", len(gpus), gpus[0]
+            digest(["nccl-tests", environment.gpu, len(gpus)]),
+            f"{len(gpus)}x{environment.gpu}",
+            "real",
+            len(gpus),
+            gpus[0],
         )
         trials = []
         for count, dtype, redop, root, place, time_us, wrong in rows:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 import pytest
 
 import perfdb
+from perfdb.models import Base
 from tests.perfdb import postgres_server
-
-NUMBERS = count(1)
 
 WORKLOAD = perfdb.WorkloadKey(
     digest="w1", op="ag_gemm", shape="4096x10240x8192", dtype="bfloat16", world=4, label="ag_gemm 4096x10240x8192 w4"
@@ -77,21 +75,21 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
-    """A server with a database `perfdb_template` of the current schema; skips where there can be none."""
+    """The URL of a database of the current schema on a server of our own; skips where there can be none."""
     try:
         with postgres_server.server() as url:
-            perfdb.open_database(postgres_server.make_database(url, "perfdb_template")).close()
-            yield url
+            made = postgres_server.make_database(url, "perfdb_tests")
+            perfdb.open_database(made).close()
+            yield made
     except postgres_server.NoServer as reason:
         pytest.skip(str(reason))
 
 
 @pytest.fixture
 def postgres_url(postgres: str) -> Iterator[str]:
-    """A database of its own on the server, of the current schema and empty."""
-    name = f"perfdb_{next(NUMBERS)}"
-    yield postgres_server.make_database(postgres, name, "perfdb_template")
-    postgres_server.drop_database(postgres, name)
+    """The same database, empty; its ids begin at 1."""
+    yield postgres
+    postgres_server.empty_database(postgres, [table.name for table in Base.metadata.sorted_tables])
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

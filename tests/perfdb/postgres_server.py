@@ -66,7 +66,12 @@ def server(durable: bool = False) -> Iterator[str]:
         done = subprocess.run(make, capture_output=True, text=True, user=account, cwd=home, check=False)
         if done.returncode != 0:
             raise NoServer(f"initdb failed: {done.stderr.strip()[-300:]}")
-        settings = {"listen_addresses": "127.0.0.1", "port": port, "unix_socket_directories": "", "max_connections": 120}
+        settings = {
+            "listen_addresses": "127.0.0.1",
+            "port": port,
+            "unix_socket_directories": "",
+            "max_connections": 120,
+        }
         if not durable:
             settings |= {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
         flags = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
@@ -113,9 +118,9 @@ def make_database(server_url: str, name: str, template: str = "template1") -> st
     return f"{server_url}/{name}"
 
 
-def drop_database(server_url: str, name: str) -> None:
-    """Remove a database, whoever is connected."""
+def empty_database(url: str, tables: list[str]) -> None:
+    """Remove all rows of the tables and begin their ids anew."""
     import psycopg
 
-    with psycopg.connect(f"{server_url}/postgres", autocommit=True) as connection:
-        connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"TRUNCATE {', '.join(tables)} RESTART IDENTITY CASCADE")

@@ -79,7 +79,9 @@ def test_near_workloads_come_with_their_own_times(db: perfdb.Database, make: Mak
         (0.0, "128x64x64", 700, 20.0),
         (1.0, "64x64x64", 700, 10.0),
     ]
-    assert list(nearest_workloads(db, op="ag_gemm", shape="96x64x64", world=8, limit=1)["shape"].unique()) == ["128x64x64"]
+    assert list(nearest_workloads(db, op="ag_gemm", shape="96x64x64", world=8, limit=1)["shape"].unique()) == [
+        "128x64x64"
+    ]
     assert nearest_workloads(db, op="none", shape="8x8").empty
 
 
@@ -87,7 +89,9 @@ def test_training_rows_hold_knobs_sizes_and_failures(db: perfdb.Database, make: 
     trial = make("s1", 10.0, samples_us=((9.0, 11.0, 10.0), (8.0, 10.0, 10.0)))
     document = json.dumps({"depth": 4, "tile": {"m": 64}, "order": ["a"]})
     db.record(replace(trial, schedule=replace(trial.schedule, document=document)))
-    db.record_many([make("s2", None, status="timeout"), make("s3", source="predicted"), make("s4", shape="8x8", gpu="H100")])
+    db.record_many(
+        [make("s2", None, status="timeout"), make("s3", source="predicted"), make("s4", shape="8x8", gpu="H100")]
+    )
     frame = training(db, gpu="H200")
     assert list(frame["status"]) == ["ok", "timeout"]
     first = frame.iloc[0]

@@ -24,7 +24,9 @@ def test_documents_by_digest_and_none_for_what_is_not_stored(
     workload, topology = trials[0].workload, trials[0].topology
     with perfdb.open_database(path) as db:
         db.record_many(trials)
-        found = documents(db, workloads=[workload.digest], topologies=[topology.digest], schedules=["s4", "s0", "s3", "no"])
+        found = documents(
+            db, workloads=[workload.digest], topologies=[topology.digest], schedules=["s4", "s0", "s3", "no"]
+        )
         nothing = documents(db)
     assert found.workloads == {workload.digest: workload.document}
     assert found.topologies == {topology.digest: topology.document}

@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.support import ag_gemm
 
 import perfdb
-from perfdb.importing import Facts, import_file, importers
 from perfdb.exploring import recommendations
+from perfdb.importing import Facts, import_file, importers
+from tests.support import ag_gemm
 from tilescale.runtime.replay import RecordedSpace, find_recorded
 from tilescale.tuner.records import schedule_key, topology_key, workload_key
 
@@ -59,8 +59,12 @@ def test_a_measured_space_keeps_its_samples(db: perfdb.Database, tmp_path: Path)
     space = RecordedSpace.of(found.spec, "measured", found.rows[:3])
     import_file(db, space.save(tmp_path), facts=Facts({"power_cap_w": "700", "driver": "580.65"}))
     trials = perfdb.trials(db)
-    assert set(zip(trials["source"], trials["power_cap_w"], trials["driver"], strict=True)) == {("measured", 700, "580.65")}
-    assert list(perfdb.samples(db, int(trials["trial_id"].iloc[0]))["us"]) == [us for rank in space.rows[0].samples_us for us in rank]
+    assert set(zip(trials["source"], trials["power_cap_w"], trials["driver"], strict=True)) == {
+        ("measured", 700, "580.65")
+    }
+    assert list(perfdb.samples(db, int(trials["trial_id"].iloc[0]))["us"]) == [
+        us for rank in space.rows[0].samples_us for us in rank
+    ]
 
 
 def moe(folder: Path, name: str, content: object) -> Path:
@@ -70,7 +74,14 @@ def moe(folder: Path, name: str, content: object) -> Path:
     return path
 
 
-KNOBS = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": 5}
+KNOBS = {
+    "BLOCK_SIZE_M": 16,
+    "BLOCK_SIZE_N": 64,
+    "BLOCK_SIZE_K": 128,
+    "GROUP_SIZE_M": 1,
+    "num_warps": 4,
+    "num_stages": 5,
+}
 
 
 @pytest.mark.parametrize(
@@ -103,7 +114,9 @@ def test_tuning_files_of_vllm_and_sglang(
     assert (counts.stored["trial"], counts.stored["recommendation"]) == (0, 2)
     assert "no times" in read.notes[0]
     frame = recommendations(db, op=op, gpu="H200")
-    assert list(frame["shape"]) == [f"{tokens}x{name[2:].split(',')[0]}x{name.split('N=')[1].split(',')[0]}" for tokens in (1, 64)]
+    assert list(frame["shape"]) == [
+        f"{tokens}x{name[2:].split(',')[0]}x{name.split('N=')[1].split(',')[0]}" for tokens in (1, 64)
+    ]
     assert set(frame["dtype"]) == {dtype}
     assert set(frame["nvrtc"]) == {triton}
     assert json.loads(frame["document"].iloc[1])["num_warps"] == 8

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pandas as pd
 import pytest
-import sqlalchemy as sa
 
 import perfdb
 from perfdb.queries import history, similar_gpus

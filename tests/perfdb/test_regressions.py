@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 

@@ -64,7 +64,8 @@ def test_a_truncated_file_gives_what_is_left(filled: Path, tmp_path: Path, keep:
         assert len(trials) == saved["trial"].kept
         # What was saved is what was recorded.
         assert [value - 100 for value in trials["value_us"]] == [
-            int(name[1:]) + (trial - 1) // 100 for name, trial in zip(trials["schedule"], trials["trial_id"], strict=True)
+            int(name[1:]) + (trial - 1) // 100
+            for name, trial in zip(trials["schedule"], trials["trial_id"], strict=True)
         ]
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import threading
+from pathlib import Path
 
 import pytest
 from process_support import running, wait_until_gone
 
 from tilescale.errors import RunnerError
-from tilescale.processes.child import Child, WorkerLost, kill_all, stop_all
+from tilescale.processes.child import Child, WorkerLost, kill_all, stop_all, wait_ready
 from tilescale.processes.frames import Message
 from tilescale.processes.pool import Job, Lost, Pool
 
@@ -42,6 +44,22 @@ def test_answers_come_in_the_order_of_jobs_and_are_told_as_they_come() -> None:
     assert [told[number] for number in range(5)] == answers
     assert next(iter(told)) != 0  # the hanging one was not waited for
     assert running(pids) == []
+
+
+def test_a_worker_heeds_sigint_where_its_parent_ignores_it() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        child = Child(WORKER)
+        try:
+            assert wait_ready([child], 30.0) == [child]
+            assert [message.kind for message in child.receive()] == ["hello"]
+            status = Path(f"/proc/{child.pid}/status").read_text()
+        finally:
+            kill_all([child])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    ignored = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigIgn"))
+    assert not ignored >> (signal.SIGINT - 1) & 1
 
 
 def test_workers_are_kept_between_calls_and_no_more_are_made_than_jobs() -> None:

@@ -8,7 +8,7 @@ from support import ag_gemm, all_gather
 from tilescale.codegen.host import build
 from tilescale.errors import MissingDependency
 from tilescale.runtime.conformance import deviations
-from tilescale.runtime.emulate import CALLS, _Setup, emulate
+from tilescale.runtime.emulate import CALLS, Run, emulate
 from tilescale.runtime.emulator import run_isolated
 from tilescale.runtime.scaled import scaled
 from tilescale.schedules.plan import Copy, Gemm, Signal, Wait
@@ -67,7 +67,7 @@ def test_a_step_that_does_other_things_than_its_plan_declares_is_named() -> None
     """The tables are those of another chunk order: what is carried out is right, but it is not what was proved."""
     spec = ag_gemm()
     small = scaled(spec, FUSED)
-    setup = _Setup(small, 0, "lazy", ())
+    setup = Run(small, 0, "lazy", ())
     report = run_isolated([setup.job])[0]
     assert report.ok
     assert not list(deviations(setup.plan, setup.program, report, CALLS))

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from process_support import run_script, running, start_script, wait_until_gone
+from process_support import run_script, running, started, wait_until_gone
 
 from tilescale.errors import MissingDependency, RunnerError
 from tilescale.runtime import mps
@@ -51,14 +51,20 @@ def test_a_restart_has_another_folder() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_ends_with_its_parent_however_that_ends(number: signal.Signals) -> None:
-    process = start_script(HOLD)
-    assert process.stdout is not None
-    *pids, pipes = process.stdout.readline().split()
-    assert running(map(int, pids)) == list(map(int, pids))
-    process.send_signal(number)
-    process.communicate(timeout=20)
-    assert wait_until_gone(map(int, pids)) == []
-    assert not Path(pipes).parent.exists()
+    pids: list[int] = []
+    try:
+        with started(HOLD) as process:
+            assert process.stdout is not None
+            *words, pipes = process.stdout.readline().split()
+            pids = [int(word) for word in words]
+            assert running(pids) == pids
+            process.send_signal(number)
+            process.communicate(timeout=20)
+        assert wait_until_gone(pids) == []
+        assert not Path(pipes).parent.exists()
+    finally:
+        for pid in running(pids):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_daemon_that_does_not_quit_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

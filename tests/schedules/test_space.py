@@ -79,8 +79,20 @@ def test_restriction_narrows_and_refuses_unknown_knobs_and_values() -> None:
         space(ag_gemm(), {"transport": ["nvlink"]})
 
 
+def test_a_space_among_recorded_schedules_counts_the_others() -> None:
+    whole = space(all_gather())
+    kept = whole.schedules[::7]
+    narrowed = whole.among(kept)
+    assert narrowed.schedules == kept
+    assert narrowed.rejected["not_recorded"] == whole.feasible - len(kept)
+    assert narrowed.size == whole.size == narrowed.feasible + sum(narrowed.rejected.values())
+
+
 @pytest.mark.parametrize(("spec", "constraint"), [
     (ag_gemm((4098, 10240, 8192)), "even_shards"),
+    (ag_gemm((512, 1021, 512)), "even_columns"),
+    (ag_gemm((2**20, 2**20, 2**20)), "gpu_memory"),
+    (ag_gemm(dtype="int8", out_dtype="int32"), "library_dtype"),
     (ag_gemm((4096, 10240, 8190)), "operand_alignment"),
     (ag_gemm(dtype="float32"), "wgmma_dtype"),
     (matmul(Tensor((4096, 8192), "bfloat16", FullRow), Tensor((8192, 10240), "bfloat16", FullCol), out=FullCol,

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from process_support import start_script
+from process_support import started
 from tuner_support import SMALL, SPEC, fake, guess
 
 import perfdb
@@ -39,15 +39,15 @@ print("status", result.status, len(result.trials), flush=True)
 
 def search(db: Path, number: signal.Signals, stop: int = 7) -> tuple[int, str]:
     """Run SEARCH until it stands still, send it a signal, and return its exit code and what it printed after that."""
-    process = start_script(SEARCH.format(db=str(db), stop=stop))
-    assert process.stdout is not None
-    assert process.stderr is not None
-    for expected in range(stop + 1):
-        line = process.stdout.readline()
-        assert line == f"{expected}\n", process.stderr.read()
-    process.send_signal(number)
-    rest, _ = process.communicate(timeout=20)
-    return process.returncode, rest
+    with started(SEARCH.format(db=str(db), stop=stop)) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for expected in range(stop + 1):
+            line = process.stdout.readline()
+            assert line == f"{expected}\n", process.stderr.read()
+        process.send_signal(number)
+        rest, _ = process.communicate(timeout=20)
+        return process.returncode, rest
 
 
 def stored(db: Path) -> int:

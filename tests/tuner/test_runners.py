@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tuner_support import SMALL, SPEC, guess, small_space
 from tilescale.errors import RunnerError, TopologyError
 from tilescale.runtime import replay
 from tilescale.spec import detect
+from tilescale.spec.topology import Topology
 from tilescale.tuner.progress import Progress
 from tilescale.tuner.record_space import record
 from tilescale.tuner.runners import choose, gpu_note
@@ -52,16 +54,33 @@ def test_a_measured_recording_is_labelled_replayed(folder: Path) -> None:
     assert "times are replayed from a recording (measured_scale_model" in result.notes[0]
 
 
-def test_schedules_outside_the_recording_are_illegal_and_the_search_goes_on(folder: Path) -> None:
+def test_only_recorded_schedules_are_searched(folder: Path) -> None:
     record(SPEC, small_space(), guess).save(folder)
+    recorded = set(small_space().schedules)
     result = tune(SPEC, trials=20, predictor=guess, strategy="random")
-    assert set(result.trials.status) == {"ok", "illegal"} or set(result.trials.status) == {"illegal"}
+    assert set(result.trials.status) == {"ok"}
+    assert {row.schedule for row in result.rows} <= recorded
 
 
-def test_a_gpu_is_named_and_that_measuring_on_it_is_not_built(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_of_the_topology_measures_and_another_does_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record(SPEC, small_space(), guess).save(folder)
+    monkeypatch.setattr(detect, "devices", lambda: (object(),))
     monkeypatch.setattr(detect, "model_at_hand", lambda: "H200")
-    assert choose(SPEC).note.startswith("a GPU is at hand (H200); measuring on it is not built yet: times are predicted")
+    choice = choose(SPEC)
+    try:
+        assert type(choice.runner).__name__ == "GpuRunner"
+        assert choice.runner.source == SPEC.topology.source
+        assert choice.note == "a GPU is at hand (H200): times are measured scale model on it, shared by 4 ranks"
+    finally:
+        choice.runner.close()
+    monkeypatch.setattr(detect, "model_at_hand", lambda: "H100")
+    other = choose(SPEC)
+    assert other.runner.source == "predicted"
+    assert other.note.startswith("a GPU is at hand (H100), and")
+    real = replace(SPEC, topology=Topology.named("8xH200-NVSwitch", ranks=4))
+    monkeypatch.setattr(detect, "model_at_hand", lambda: "H200")
+    with pytest.raises(RunnerError, match="1 of the 4 that"):
+        choose(real)
 
     def undescribed() -> str:
         raise TopologyError("the GPU at hand is described by a topology", "'H20'")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from tilescale.commands.bar import Bar
-from tilescale.commands.output import FAILED, show, show_json
+from tilescale.commands.output import FAILED, say, show, show_json
 from tilescale.commands.selection import best_predicted, select, spread
 from tilescale.commands.target import AsJson, ScheduleText, Target, takes_targets
 
+Worlds = Annotated[
+    str | None, typer.Option("--worlds", help="Numbers of ranks instead of the recipe's, such as 2,3,4,6,8.")
+]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many, spread evenly.")]
 
 
@@ -19,6 +23,8 @@ Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so ma
 def verify(
     targets: Sequence[Target],
     schedule: ScheduleText = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every shipped recipe, where none is named.")] = False,
+    worlds: Worlds = None,
     limit: Limit = None,
     cached: Annotated[bool, typer.Option("--cache/--no-cache", help="Use and keep proofs on disk.")] = True,
     as_json: AsJson = False,
@@ -84,23 +90,30 @@ def emulate(
     targets: Sequence[Target],
     schedule: ScheduleText = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="All that are named, not the best predicted alone.")
+        bool, typer.Option("--all", help="All that are named, not the best predicted alone; of every shipped recipe.")
     ] = False,
+    worlds: Worlds = None,
     limit: Limit = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs a schedule, each with its own adversary.")] = 3,
+    replay: Annotated[Path | None, typer.Option("--replay", help="Make the failed run of this file again.")] = None,
+    keep: Annotated[Path, typer.Option("--keep", help="Where a failed run leaves its replay file.")] = Path(),
     as_json: AsJson = False,
 ) -> None:
     """Run emitted text on this CPU, at a small size.
 
-    The best predicted schedule, or all that are named. Exit 1 at the first run that is wrong, which is printed.
+    The best predicted schedule, or all that are named. Exit 1 at the first run that is wrong, which is printed and kept as
+    a replay file.
     """
+    if replay is not None:
+        _replay(replay)
+        return
     found = []
     with Bar() as bar:
         for target in targets:
             chosen = select(target, schedule)
             if not (everything or limit):
                 chosen = (best_predicted(target, chosen, bar),)
-            found.append(_emulate(target, spread(chosen, limit), seeds, bar))
+            found.append(_emulate(target, spread(chosen, limit), seeds, bar, keep))
             if not found[-1]["ok"]:
                 break
     if as_json:
@@ -112,16 +125,40 @@ def emulate(
         raise typer.Exit(FAILED)
 
 
-def _emulate(target: Target, schedules: Sequence[Any], seeds: int, bar: Bar) -> dict[str, Any]:
+def _replay(path: Path) -> None:
+    from tilescale.runtime import replay_file
+
+    kept = replay_file.read(path)
+    emulation, changed = replay_file.run(kept)
+    if changed:
+        say("the device library has changed since this file was written")
+    show(emulation.report)
+    if not emulation.ok:
+        raise typer.Exit(FAILED)
+
+
+def _emulate(target: Target, schedules: Sequence[Any], seeds: int, bar: Bar, keep: Path) -> dict[str, Any]:
+    from tilescale.codegen.emit import emit
+    from tilescale.codegen.rules import check_kernels
+    from tilescale.runtime import replay_file
+    from tilescale.runtime.emulate import USUAL
     from tilescale.runtime.emulate import emulate as run
 
     facts: dict[str, Any] = {"name": target.name, "label": target.spec.label, "schedules": len(schedules), "ok": True}
     report = ""
     for done, schedule in enumerate(schedules):
+        violations = check_kernels(emit(target.spec, schedule).kernels)
+        if violations:
+            report = "\n".join(map(str, violations))
+            return {**facts, "ok": False, "right": done, "report": report, "schedule": schedule.digest}
         for seed in range(seeds):
             bar.update(f"emulating {target.name}", done, len(schedules), f"seed {seed}")
             emulation = run(target.spec, schedule, seed=seed)
             report = emulation.report
             if not emulation.ok:
-                return {**facts, "ok": False, "right": done, "report": report, "schedule": schedule.digest}
+                path = replay_file.write(keep, target.spec, schedule, emulation, USUAL)
+                report += f"\nto make this run again: tilescale emulate --replay {path}"
+                return {
+                    **facts, "ok": False, "right": done, "report": report, "schedule": schedule.digest, "replay": str(path)
+                }
     return {**facts, "right": len(schedules), "report": report}

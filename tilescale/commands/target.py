@@ -86,12 +86,23 @@ def takes_targets(command: Callable[..., None]) -> Callable[..., None]:
     def run(*, recipe: Path | None, workload: str | None, **rest: Any) -> None:
         declared = Declared(**{name: rest.pop(name) for name in ("op", "shape", "dtype", "ranks", "topology")})
         with reported():
-            command(targets_of(recipe, workload, declared), **rest)
+            command(_named(recipe, workload, declared, rest), **rest)
 
     signature = inspect.Signature([*shared, *(parameter.replace(kind=keyword) for parameter in own)])
     run.__signature__ = signature  # type: ignore[attr-defined]
     run.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
     return run
+
+
+def _named(recipe: Path | None, workload: str | None, declared: Declared, options: dict[str, Any]) -> tuple[Target, ...]:
+    """The targets of a command line whose command may go over worlds and shipped recipes, or need none at all."""
+    if options.get("replay") is not None:
+        return ()
+    if options.get("worlds") is None and not (options.get("everything") and recipe is None and declared.op is None):
+        return targets_of(recipe, workload, declared)
+    from tilescale.commands.worlds import targets_on
+
+    return targets_on(recipe, workload, declared, options.get("worlds"))
 
 
 def targets_of(recipe: Path | None, workload: str | None, declared: Declared) -> tuple[Target, ...]:

@@ -85,6 +85,6 @@ def _facts(topology: Topology) -> dict[str, Any]:
         "link_gbps": topology.link.gbps,
         "peer_access": topology.link.peer_access,
         "multicast": topology.link.multicast,
-        "source": topology.source,
+        "times_are": topology.source,
         "digest": topology.digest,
     }

@@ -7,11 +7,34 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tilescale.commands.target import Target
+from tilescale.commands.output import UsageError
+from tilescale.commands.target import Declared, Target, targets_of
 
 # Where a sharded size is not divided by the ranks, it grows to the next multiple of so many rows a rank.
 ROWS = 8
 _SHARDED = {"FullRow": 0, "FullCol": 1}
+
+
+def targets_on(
+    recipe: Path | None, workload: str | None, declared: Declared, worlds: str | None
+) -> tuple[Target, ...]:
+    """The workloads of `recipe`, or of all shipped recipes, on each of `worlds` ("2,3,8"), or as the recipes say."""
+    if declared.op is not None:
+        raise UsageError("--worlds and --all go over recipes", "--op", "give --ranks with --op")
+    paths = shipped() if recipe is None else (recipe,)
+    if not paths:
+        raise UsageError("--all finds recipes below ./recipes", "none", "run it in the project's folder, or name a recipe")
+    if worlds is None:
+        return tuple(target for path in paths for target in targets_of(path, workload, declared))
+    try:
+        ranks = [int(word) for word in worlds.split(",")]
+    except ValueError:
+        raise UsageError("--worlds is numbers joined by commas", repr(worlds), "such as --worlds 2,3,4,6,8") from None
+    found = tuple(target for world in ranks for path in paths for target in targets_for(path, world))
+    chosen = tuple(t for t in found if workload is None or t.name.split(" ")[0] == workload)
+    if not chosen:
+        raise UsageError("--workload chooses from the recipe", repr(workload), ", ".join(t.name for t in found[:8]))
+    return chosen
 
 
 def targets_for(recipe: Path, ranks: int) -> tuple[Target, ...]:

@@ -25,6 +25,9 @@ class ParentLink:
     """
 
     def __init__(self, parent: int) -> None:
+        # A parent that ignores SIGINT (a job started with `&` by a script) has handed that down, and what a worker
+        # starts, a compiler say, would inherit it again.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         _die_with(parent)
         self._in = os.dup(0)
         self._out = os.dup(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -38,6 +39,28 @@ def _row_bytes(spec: Spec) -> int:
     for size in operand.local_shape(0, spec.world)[1:]:
         elements *= size
     return elements * operand.itemsize
+
+
+@lru_cache(maxsize=64)
+def _even_columns(spec: Spec) -> bool:
+    return len(spec.inputs) < 2 or len({spec.inputs[1].local_shape(rank, spec.world) for rank in range(spec.world)}) == 1
+
+
+@lru_cache(maxsize=64)
+def _needed_bytes(spec: Spec) -> int:
+    """Upper bound over directions: operands, output, and a gathered operand of two versions with its staging."""
+    gathered = spec.inputs[0]
+    shard = _local_rows(spec)[0] * _row_bytes(spec)
+    local = [t.itemsize * math.prod(t.local_shape(0, spec.world)) for t in (*spec.inputs, spec.output)]
+    return sum(local) + 2 * gathered.nbytes + 2 * shard
+
+
+@lru_cache(maxsize=64)
+def _memory_bytes(spec: Spec) -> int:
+    """Of a rank: the GPU's, shared by the ranks of a shared topology."""
+    topology = spec.topology
+    whole = topology.level("gpu").memory_bytes
+    return whole if topology.kind == "real" else whole // topology.ranks
 
 
 def num_chunks(spec: Spec, s: Schedule) -> int:
@@ -91,6 +114,9 @@ def _index_range(spec: Spec, s: Schedule) -> bool:
 CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("even_shards", "every rank holds the same number of rows",
                lambda spec, s: len(set(_local_rows(spec))) == 1),
+    Constraint("even_columns", "every rank holds as many columns of B", lambda spec, s: _even_columns(spec)),
+    Constraint("gpu_memory", "operands, output and workspace of a rank fit its share of the GPU's memory",
+               lambda spec, s: _needed_bytes(spec) <= _memory_bytes(spec)),
     Constraint("rows_contiguous", "the gathered operand is row-major, so that a chunk of rows is contiguous",
                lambda spec, s: spec.inputs[0].order == "row"),
     Constraint("output_dtype", "generated products are stored as bfloat16, float16 or float32",
@@ -101,6 +127,9 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: TRANSPORTS[s.transport].compiles_for(spec.topology.gpu.arch)),
     Constraint("transport_alignment", "rows are multiples of what the transport moves",
                lambda spec, s: _row_bytes(spec) % TRANSPORTS[s.transport].alignment == 0),
+    Constraint("library_dtype", "library products take bfloat16, float16 and float32 operands",
+               lambda spec, s: _generated(spec, s) or spec.operation.compute != "gemm" or all(
+                   t.dtype in ("bfloat16", "float16", "float32") for t in spec.inputs)),
     Constraint("library_not_fused", "a library call cannot wait inside",
                lambda spec, s: not (spec.operation.compute == "gemm" and s.overlap == "fused" and s.compute == "library")),
     Constraint("fused_has_kernel", "a fused schedule has a kernel to fuse into",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilescale.errors import ScheduleError, nearest
@@ -107,15 +107,21 @@ def points(spec: Spec, restrict: dict[str, Sequence[Value]]) -> Iterator[Partial
     return extend(0, {})
 
 
-def check_restriction(restrict: dict[str, Sequence[Value]]) -> None:
-    """Raise ScheduleError unless every name is a knob and every value is in its domain."""
+def check_restriction(restrict: object) -> dict[str, Sequence[Value]]:
+    """The restriction itself; ScheduleError unless every name is a knob and every value is in its domain."""
+    if not isinstance(restrict, Mapping):
+        raise ScheduleError("a space is narrowed by a mapping of knobs to values", type(restrict).__name__,
+                            'for example {"transport": ["tma"]}')
     for name, values in restrict.items():
         if name not in BY_NAME:
             raise ScheduleError("a space is narrowed by knobs", repr(name), nearest(name, BY_NAME))
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise ScheduleError(f"the values of {name} are a list", repr(values), f"write [{values!r}]")
         domain = BY_NAME[name].domain
         for value in values:
             if value not in domain:
                 raise ScheduleError(f"{name} is one of {', '.join(map(str, domain))}", repr(value), "use one of these")
+    return dict(restrict)
 
 
 def canonical(spec: Spec, schedule: Schedule) -> Schedule:

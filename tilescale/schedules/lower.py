@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from tilescale.schedules import legal
 from tilescale.schedules.algorithms import ALGORITHMS
 from tilescale.schedules.gather import RankPlan, Shape, lower_chunked, lower_fused, lower_none
 from tilescale.schedules.geometry import geometry
@@ -41,11 +42,12 @@ def work_blocks(spec: Spec, schedule: Schedule) -> int:
 
 
 def lower(spec: Spec, schedule: Schedule) -> Plan:
-    """The plan of `schedule`, a point of the space of `spec`. Raises SpecError for a spec without kernels.
+    """The plan of `schedule`, a point of the space of `spec`. Raises SpecError for a spec without kernels,
+    ScheduleError for a schedule that makes no sense (see legal.py; one outside of its space may be lowered).
 
     Tile shapes only size the launches, so plans of schedules that differ in nothing else share one structure.
     """
-    spec.require_kernels()
+    legal.check(spec, schedule)
     generated = spec.operation.compute == "gemm" and schedule.compute == "generated"
     threads = gemm_threads(schedule) if generated else COPY_THREADS
     shared = gemm_shared_bytes(schedule) if generated else 0

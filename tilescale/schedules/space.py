@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 from tilescale.errors import ScheduleError
 from tilescale.schedules.constraints import CONSTRAINTS, first_broken
 from tilescale.schedules.knob import BY_NAME, Value, canonical, check_restriction, points
+from tilescale.schedules.legal import require_spec
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
 
+NOT_RECORDED = "not_recorded"
+
 
 class Space:
-    """All schedules of a spec, optionally narrowed by `restrict` (knob name to allowed values).
+    """All schedules of a spec, optionally narrowed by `restrict` (knob name to allowed values) and to those in `only`
+    (such as the recorded ones).
 
     Iteration yields the feasible schedules in canonical order, each once. `size` counts the crossed points, `feasible`
     the schedules, `rejected` the points by the first constraint that they break; size == feasible + sum(rejected).
     """
 
-    def __init__(self, spec: Spec, restrict: dict[str, Sequence[Value]] | None = None) -> None:
-        spec.require_kernels()
+    def __init__(self, spec: Spec, restrict: dict[str, Sequence[Value]] | None = None,
+                 only: Iterable[Schedule] | None = None) -> None:
+        require_spec(spec).require_kernels()
         self.spec = spec
-        self.restrict = dict(restrict or {})
-        check_restriction(self.restrict)
+        self.only = None if only is None else frozenset(only)
+        self.restrict = check_restriction(restrict or {})
 
     @cached_property
     def _enumerated(self) -> tuple[tuple[Schedule, ...], dict[str, int], int]:
@@ -35,10 +40,12 @@ class Space:
             size += 1
             schedule = Schedule(**chosen)  # type: ignore[arg-type]
             broken = first_broken(self.spec, schedule)
-            if broken is None:
-                feasible.append(schedule)
-            else:
+            if broken is not None:
                 rejected[broken.name] += 1
+            elif self.only is not None and schedule not in self.only:
+                rejected[NOT_RECORDED] += 1
+            else:
+                feasible.append(schedule)
         return tuple(feasible), dict(sorted(rejected.items())), size
 
     @property
@@ -70,6 +77,10 @@ class Space:
     def _members(self) -> frozenset[Schedule]:
         return frozenset(self.schedules)
 
+    def among(self, schedules: Iterable[Schedule]) -> Space:
+        """This space without the schedules that are not in `schedules`."""
+        return Space(self.spec, self.restrict, schedules)
+
     def neighbours(self, schedule: Schedule) -> tuple[Schedule, ...]:
         """Feasible schedules one knob step away, in canonical order."""
         found = []
@@ -86,7 +97,7 @@ class Space:
 
     def explain_empty(self) -> str:
         """Why nothing is feasible: rejections by constraint with their rules."""
-        rules = {c.name: c.rule for c in CONSTRAINTS}
+        rules = {c.name: c.rule for c in CONSTRAINTS} | {NOT_RECORDED: "the schedule was recorded"}
         return "; ".join(f"{count} points break {name} ({rules[name]})" for name, count in self.rejected.items())
 
 

@@ -37,6 +37,8 @@ def verify(plan: Plan, calls: int = CALLS, cache: ProofCache | None = MEMORY) ->
 
     `cache`: known proofs by protocol digest (None: prove anew). Checks that depend on sizes are always made.
     """
+    if not isinstance(plan, Plan):
+        raise PlanError("what is proved is a plan", type(plan).__name__, "give tilescale.lower(spec, schedule)")
     digest = cache.digest_of(plan, calls) if cache is not None else None
     problem = check_resources(plan) if digest is not None else check_sizes(plan, calls)
     if problem is not None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import perfdb
 
 Restriction = Mapping[str, Sequence[Value]]
-DEFAULT_STRATEGY = "model"
+DEFAULT_STRATEGY = "learned"
 
 
 @dataclass(frozen=True)
@@ -181,6 +181,7 @@ def _tune_one(name: str, space: Space, db: perfdb.Database, session: int, settin
     notes = [choice.note] if choice.note else []
     try:
         store = Store(db, records.key_of(space.spec, runner), session, settings.resume)
+        space = _answerable(space, runner)
         _compile_ahead(runner, space)
         search = _search(name, space, runner, store, started + settings.seconds, settings)
         if settings.resume and (stale := store.stale_note(space.schedules[0])):
@@ -190,6 +191,15 @@ def _tune_one(name: str, space: Space, db: perfdb.Database, session: int, settin
         if settings.runner is None:
             runner.close()
     return _result(search, settings.seed, tuple(notes))
+
+
+def _answerable(space: Space, runner: Runner) -> Space:
+    """What a runner has times for: of a recording, the recorded schedules alone, where any are in the space."""
+    recorded = getattr(runner, "space", None)
+    if recorded is None:
+        return space
+    narrowed = space.among(row.schedule for row in recorded.rows)
+    return narrowed if narrowed.feasible else space
 
 
 def _compile_ahead(runner: Runner, space: Space) -> None:

@@ -54,6 +54,7 @@ def upgrade() -> None:
     _create_recommendation()
     op.drop_index("ix_trial_best", "trial")
     op.add_column("session", sa.Column("revision", sa.Text(), nullable=False, server_default=sa.text("''")))
+    op.create_index("ix_session_revision", "session", ["revision"])
     op.execute(GROUP)
     op.execute(STANDING)
     op.execute(POINT)

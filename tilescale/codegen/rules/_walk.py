@@ -25,7 +25,6 @@ from tilescale.codegen.rules._parse import (
     Named,
     Plain,
     Statement,
-    Token,
     Tokens,
     calls_of,
     split,
@@ -97,7 +96,7 @@ class Walk:
 
     def run(self, entry: str, facts: Facts) -> States:
         """Every state at the end of `entry`."""
-        return self._inline(self.functions[entry], (), frozenset({State((), facts)}), leader=False)
+        return self._inline(self.functions[entry], (), frozenset({State((), facts)}))
 
     # -- statements ----------------------------------------------------------------------------------------------------
     def block(self, block: Block, states: States) -> Ends:
@@ -201,7 +200,7 @@ class Walk:
                 return self.block(scope[name].body, states).here
         function = self.functions.get(name)
         if function is not None:
-            return self._inline(function, call.arguments, states, leader=False, lambdas=lambdas)
+            return self._inline(function, call.arguments, states, lambdas)
         after: set[State] = set()
         for state in states:
             event = Event(
@@ -219,8 +218,7 @@ class Walk:
         return frozenset(after)
 
     def _inline(
-        self, function: Function, arguments: Sequence[Tokens], states: States, *, leader: bool,
-        lambdas: Sequence[Lambda] = (),
+        self, function: Function, arguments: Sequence[Tokens], states: States, lambdas: Sequence[Lambda] = ()
     ) -> States:
         scope: dict[str, Lambda] = {}
         given = list(lambdas)
@@ -298,7 +296,3 @@ def _each(ends: Ends, change: Callable[[State], State]) -> Ends:
         return frozenset(change(state) for state in states)
 
     return Ends(changed(ends.here), changed(ends.returned), changed(ends.broke), changed(ends.again))
-
-
-def place_of(tokens: Sequence[Token]) -> str:
-    return tokens[0].place if tokens else ""

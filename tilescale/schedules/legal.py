@@ -1,0 +1,87 @@
+"""Whether a schedule makes sense at all, in the space or out of it: what lowering relies on, checked with words."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from tilescale.errors import ScheduleError, SpecError, nearest
+from tilescale.schedules.algorithms import ALGORITHMS
+from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.transports import TRANSPORTS
+from tilescale.spec.op import Spec
+
+DIRECTIONS = ("push", "pull")
+OVERLAPS = ("none", "chunked", "fused")
+COMPUTES = ("generated", "library")
+ORDERS = ("peer_major", "chunk_major")
+MAX_BLOCKS = 1 << 16
+
+
+def require_spec(value: object) -> Spec:
+    """The spec itself; SpecError for anything else."""
+    if not isinstance(value, Spec):
+        raise SpecError("a spec is what matmul, linear or redistribute return", type(value).__name__,
+                        "declare one, such as tilescale.matmul(a, b, out=tilescale.FullCol, topology=topology)")
+    return value
+
+
+def check(spec: object, schedule: object) -> None:
+    """Raise SpecError or ScheduleError, naming knob and values, where lowering could not carry out the schedule."""
+    known = require_spec(spec)
+    known.require_kernels()
+    if not isinstance(schedule, Schedule):
+        raise ScheduleError("a schedule is a Schedule", type(schedule).__name__, "take one of tilescale.space(spec)")
+    _check_names(schedule)
+    for name, low in (("chunk_rows", 0), ("depth", 1), ("num_comm_blocks", 0), ("block_m", 0), ("block_n", 0),
+                      ("block_k", 0), ("num_stages", 0), ("raster_group", 0)):
+        _check_number(schedule, name, low)
+    _check_copying(schedule)
+    if known.operation.compute == "gemm":
+        _check_product(schedule)
+
+
+def _check_names(s: Schedule) -> None:
+    choices: tuple[tuple[str, Collection[str]], ...] = (
+        ("transport", TRANSPORTS.names()), ("algorithm", ALGORITHMS.names()), ("direction", DIRECTIONS),
+        ("overlap", OVERLAPS), ("compute", COMPUTES), ("chunk_order", ORDERS))
+    for name, known in choices:
+        value = getattr(s, name)
+        if value not in known:
+            raise ScheduleError(f"{name} is one of {', '.join(known)}", repr(value), nearest(value, known))
+
+
+def _check_number(s: Schedule, name: str, low: int) -> None:
+    value = getattr(s, name)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**31:
+        raise ScheduleError(f"{name} is an integer, at least {low} and below 2**31", repr(value),
+                            "see tilescale.space(spec)")
+
+
+def _check_copying(s: Schedule) -> None:
+    blocks = TRANSPORTS[s.transport].agent == "blocks"
+    if s.overlap != "none" and s.chunk_rows == 0:
+        raise ScheduleError(f"an overlap of {s.overlap} has chunks", "chunk_rows=0", "set chunk_rows, or overlap='none'")
+    if s.overlap == "none" and s.depth != 1:
+        raise ScheduleError("one chunk is in flight where nothing overlaps", f"depth={s.depth}", "set depth=1")
+    if blocks and not 0 < s.num_comm_blocks < MAX_BLOCKS:
+        raise ScheduleError(f"{s.transport} copies with 1 to {MAX_BLOCKS - 1} blocks",
+                            f"num_comm_blocks={s.num_comm_blocks}", "set num_comm_blocks")
+    if blocks and s.num_comm_blocks % s.depth:
+        raise ScheduleError("every chunk in flight gets the same number of blocks",
+                            f"num_comm_blocks={s.num_comm_blocks}, depth={s.depth}", "make depth divide num_comm_blocks")
+    if not blocks and s.num_comm_blocks:
+        raise ScheduleError(f"{s.transport} uses no blocks to copy", f"num_comm_blocks={s.num_comm_blocks}", "set it to 0")
+
+
+def _check_product(s: Schedule) -> None:
+    if s.compute == "library":
+        if s.overlap == "fused":
+            raise ScheduleError("a library call cannot wait inside", "compute='library', overlap='fused'",
+                                "use overlap='chunked' or compute='generated'")
+        return
+    rules = (("block_m", s.block_m in (64, 128), "64 or 128"), ("block_n", s.block_n in (64, 128, 256), "64, 128 or 256"),
+             ("block_k", s.block_k in (64, 128), "64 or 128"), ("num_stages", 2 <= s.num_stages <= 32, "2 to 32"),
+             ("raster_group", s.raster_group >= 1, "at least 1"))
+    for name, good, rule in rules:
+        if not good:
+            raise ScheduleError(f"a generated product has {name} of {rule}", f"{name}={getattr(s, name)}", f"set {name}")
