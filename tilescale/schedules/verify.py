@@ -8,6 +8,7 @@ within limits. What it does not show is `LIMITS`.
 
 from __future__ import annotations
 
+from tilescale.errors import PlanError
 from tilescale.schedules.agents import CALLS, Model
 from tilescale.schedules.coverage import check_coverage
 from tilescale.schedules.dataflow import DataFlow
