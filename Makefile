@@ -7,12 +7,13 @@ RECIPE ?= recipes/ag_gemm/llama-3-70b.toml
 # Two cores are enough for the tests; more are used where there are more.
 JOBS ?= 2
 
-.PHONY: help setup tune test lint format clean
+.PHONY: help setup tune test lint format clean bench-proof bench-perfdb bench-regress
 
 help:
 	@echo "make tune   set up and run the main job: search, prove, emulate, export (RECIPE=$(RECIPE))"
 	@echo "make test   set up and run the tests"
 	@echo "make lint   ruff, mypy --strict, import-linter"
+	@echo "make bench-proof | bench-perfdb | bench-regress   figures without a GPU; the last line is JSON"
 	@echo "make format let ruff mend what it can"
 
 setup: .venv/.ready-tune
@@ -41,6 +42,16 @@ lint: .venv/.ready-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Figures that need no GPU; the last line of each is one JSON object.
+bench-proof: .venv/.ready-test
+	$(BIN)/python benchmarks/proof/bench_proof.py
+
+bench-perfdb: .venv/.ready-test
+	$(BIN)/python benchmarks/database/bench_perfdb.py
+
+bench-regress: .venv/.ready-test
+	$(BIN)/python benchmarks/database/bench_regress.py
 
 format: .venv/.ready-test
 	$(BIN)/ruff check --fix .

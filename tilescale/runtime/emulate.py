@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
+from tilescale.arguments import check_schedule, check_spec
+from tilescale.arguments import shown as as_text
 from tilescale.codegen.emit import emit
 from tilescale.codegen.program import COUNTER_BYTES, STATE_BYTES, ProgramLaunch, TensorMapSpec
 from tilescale.codegen.table import STEP, pack_arguments
-from tilescale.errors import EmulationError
+from tilescale.errors import EmulationError, nearest
 from tilescale.runtime.check import Array, first_wrong, from_bits, random_input, to_bits, tolerance
 from tilescale.runtime.conformance import deviations
 from tilescale.runtime.emulator import (
@@ -67,8 +69,15 @@ def emulate(spec: Spec, schedule: Schedule, seed: int = 0, adversary: str | None
     Two calls hold small integers and must be exact; the third holds random numbers and must be within one rounding and
     the fp32 accumulation bound. `adversary`: "lazy", "random" or "eager"; by default the seed chooses in turn.
     `include_dirs` are searched for the device library before its own folder.
-    Raises MissingDependency without a C++ compiler, EmulationError where the emulator itself cannot go on.
+    Raises MissingDependency without a C++ compiler, EmulationError where the emulator itself cannot go on, SpecError or
+    ScheduleError for an argument that is no spec or no schedule.
     """
+    check_spec(spec)
+    check_schedule(schedule)
+    if adversary is not None and adversary not in ADVERSARIES:
+        raise EmulationError("an adversary is known", repr(adversary), nearest(str(adversary), ADVERSARIES))
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise EmulationError("seed is a non-negative integer", as_text(seed), "for example seed=0")
     chosen = adversary or ADVERSARIES[seed % len(ADVERSARIES)]
     small = scaled(spec, schedule)
     setup = Run(small, seed, chosen, include_dirs, conditions)

@@ -1,0 +1,183 @@
+"""The proof before launch, in numbers: speed of the verifier, schedules proved, mutants caught, false alarms.
+
+    python benchmarks/proof/bench_proof.py              everything: minutes
+    python benchmarks/proof/bench_proof.py --sample 20  every 20th schedule and text mutant
+
+The last line of stdout is one JSON object. `mutants` are those that change behaviour; `equivalent` come on top, and are
+listed with their reasons in --list FILE. Exit 1 where anything was missed, refused or raised a false alarm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("proof", "schedules", "codegen", "")]
+
+from families import SCHEDULES  # noqa: E402
+from reduce_plans import gemm_rs  # noqa: E402
+from suite import Score, all_text_mutants, false_alarms, plan_mutants, score_plans, score_texts  # noqa: E402
+from support import ag_gemm  # noqa: E402
+
+from tilescale.commands.worlds import shipped, targets_for  # noqa: E402
+from tilescale.runtime.emulate import emulate  # noqa: E402
+from tilescale.schedules.lower import lower  # noqa: E402
+from tilescale.schedules.plan import Plan  # noqa: E402
+from tilescale.schedules.proof_cache import ProofCache  # noqa: E402
+from tilescale.schedules.space import space  # noqa: E402
+from tilescale.schedules.verify import verify  # noqa: E402
+
+WORLDS = (2, 3, 4, 6, 8)
+CHUNK = 10  # text mutants a task
+RUNS = 5
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def fastest(work: Callable[[], object]) -> float:
+    """Seconds of the best of a few runs: the machine may be shared."""
+    found = []
+    for _ in range(RUNS):
+        start = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+def proved(plan: Plan, calls: int) -> None:
+    """Prove `plan` anew; RuntimeError where it cannot be."""
+    proof = verify(plan, calls, cache=None)
+    if not proof.ok:
+        raise RuntimeError(str(proof))
+
+
+def largest_gather() -> Plan:
+    """The plan with the most steps of the 8192x28672x8192 ag_gemm on 8 ranks."""
+    spec = ag_gemm((8192, 28672, 8192), 8)
+    plans = (lower(spec, schedule) for schedule in space(spec, {"block_m": [64], "block_n": [128], "num_stages": [3]}))
+    return max(plans, key=lambda plan: sum(1 for _ in plan.steps_of(0)))
+
+
+def prove(recipe: Path, world: int, every: int) -> tuple[str, int, list[str]]:
+    """Prove every `every`th schedule of a recipe on `world` ranks: what was done, how many proved, counterexamples."""
+    cache, count, failed, labels = ProofCache(), 0, [], []
+    for target in targets_for(recipe, world):
+        for schedule in target.space.schedules[::every]:
+            proof = verify(lower(target.spec, schedule), cache=cache)
+            count += proof.ok
+            if not proof.ok:
+                failed.append(f"{target.name}, {schedule.label}: {proof}")
+        labels.append(target.name)
+    return f"{recipe}: {', '.join(labels)}; {len(cache.known)} protocols", count, failed
+
+
+def judge_texts(first: int, every: int) -> Score:
+    """Text mutants number `first` * CHUNK and on."""
+    score = Score()
+    score_texts(score, all_text_mutants()[::every][first * CHUNK : (first + 1) * CHUNK])
+    return score
+
+
+def merge(total: Score, part: Score) -> None:
+    total.mutants += part.mutants
+    total.caught += part.caught
+    total.equivalent += part.equivalent
+    total.missed += part.missed
+    total.kinds += part.kinds
+    total.caught_by += part.caught_by
+
+
+def emulated() -> tuple[int, list[str]]:
+    """Families whose emitted text is emulated right, with conformance, and what the others report."""
+    runs = {name: emulate(spec, schedule, seed) for seed, (name, (spec, schedule)) in enumerate(SCHEDULES.items())}
+    return sum(run.ok for run in runs.values()), [f"{name}: {run.report}" for name, run in runs.items() if not run.ok]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--sample", type=int, default=1, metavar="N", help="every Nth schedule and text mutant only")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--recipes", type=Path, default=ROOT / "recipes")
+    parser.add_argument("--list", type=Path, metavar="FILE", help="write the equivalent mutants with their reasons")
+    options = parser.parse_args()
+
+    plan = gemm_rs(8, 8, 16)
+    gemm_rs_s = fastest(lambda: proved(plan, 2))
+    say(f"gemm_rs, 8 ranks x 8 blocks x 16 tiles x 2 calls: {gemm_rs_s:.3f} s")
+    gather = largest_gather()
+    ag_gemm_s = fastest(lambda: proved(gather, 3))
+    steps = sum(1 for _ in gather.steps_of(0))
+    say(f"ag_gemm 8192x28672x8192 on 8 ranks, its largest plan ({steps} steps a rank): {ag_gemm_s:.3f} s")
+
+    score = Score()
+    score_plans(score, plan_mutants())
+    say(f"plan mutants: {score.caught} of {score.mutants} caught, {len(score.equivalent)} equivalent")
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["TILESCALE_CACHE"] = cache  # thousands of mutants leave nothing behind
+        count, failed = run_pool(options.recipes, options.sample, options.jobs, score)
+        families, wrong = emulated()
+        alarms = [*false_alarms(), *wrong]
+    report(score, failed, alarms)
+    if options.list:
+        rows = sorted(f"{name}\n    {reason}\n" for name, reason in score.equivalent)
+        options.list.write_text(f"# {len(rows)} of {score.mutants} mutants change nothing\n\n" + "\n".join(rows))
+    equivalent = len(score.equivalent)
+    say(
+        json.dumps(
+            {
+                "gemm_rs_w8_s": round(gemm_rs_s, 3),
+                "ag_gemm_w8_s": round(ag_gemm_s, 3),
+                "schedules_proved": count,
+                "schedules_failed": len(failed),
+                "mutants": score.mutants - equivalent,
+                "mutants_caught": score.caught,
+                "equivalent": equivalent,
+                "false_alarms": len(alarms),
+                "emulated_families": families,
+            }
+        )
+    )
+    return 1 if failed or alarms or score.missed else 0
+
+
+def run_pool(recipes: Path, every: int, jobs: int, score: Score) -> tuple[int, list[str]]:
+    """Proofs of all recipes and worlds, and all text mutants, side by side; schedules proved, and what was not."""
+    count, failed = 0, []
+    texts = -(-len(all_text_mutants()[::every]) // CHUNK)
+    with ProcessPoolExecutor(jobs) as pool:
+        proofs = [pool.submit(prove, recipe, world, every) for world in reversed(WORLDS) for recipe in shipped(recipes)]
+        judged: list[Future[Score]] = [pool.submit(judge_texts, first, every) for first in range(texts)]
+        for proof in proofs:
+            what, number, bad = proof.result()
+            count, failed = count + number, failed + bad
+            say(f"proved {number}, refused {len(bad)}: {what}")
+        for part in judged:
+            merge(score, part.result())
+    return count, failed
+
+
+def report(score: Score, failed: list[str], alarms: list[str]) -> None:
+    total = score.mutants
+    say(
+        f"{total} mutants of {len(score.kinds)} kinds: {score.caught} caught, {len(score.equivalent)} equivalent "
+        f"({100 * len(score.equivalent) / max(1, total):.1f} %), {len(score.missed)} missed"
+    )
+    for name, number in score.caught_by.most_common():
+        say(f"  {number:5d} by {name}")
+    for title, lines in (("missed", score.missed), ("refused", failed), ("false alarm", alarms)):
+        for line in lines:
+            say(f"{title}: {line}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,127 @@
+"""Mutants that change nothing: each reason is a condition on the plan that is checked, or names one place."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+from plan_mutants import Mutant, role_of
+
+from tilescale.schedules.plan import Copy, Plan, Reduce, Signal, Wait
+
+
+def plan_reason(name: str, plan: Plan, mutant: Mutant) -> str:
+    """Why a mutant that the verifier accepts does what the plan does; "" where no reason is known."""
+    step = mutant.step
+    if mutant.kind == "signal delayed past the waits":
+        return "a signal that comes later orders no less; nothing that it now waits behind needs it (no deadlock)"
+    if mutant.kind in ("duplicate signal", "signal of another value") and isinstance(step, Signal):
+        if (step.rank, step.counter) in announced(plan):
+            return "an announcement that touched no data says as much twice as once"
+        if last_of_one_program(plan, mutant.rank, step):
+            return "the last signal to this counter, of one block: all it tells of is complete at its first addition"
+    if mutant.kind == "wait one short" and isinstance(step, Wait) and (mutant.rank, step.counter) in announced(plan):
+        return "one block that announces says as much as all: no data was touched before"
+    if mutant.kind in ("wait for a wrong counter", "counters of two waits swapped") and isinstance(step, Wait):
+        waited = changed_wait(plan, mutant)
+        if waited is not None and implied(plan, mutant.rank, step.counter, waited):
+            return "the counter that is waited for instead is signalled later by the same blocks: the wait is longer"
+    if mutant.kind == "launch that starts too early":
+        launches = plan.ranks[0]
+        index = next(i for i, launch in enumerate(launches) if launch.name == mutant.place)
+        before = next((w for w in reversed(launches[:index]) if w.stream == launches[index].stream), None)
+        if before is not None and set(launches[index].after) <= set(before.after):
+            return "the launch before it on its stream waits for the same"
+    if mutant.kind == "bytes too many" and isinstance(step, Copy) and rewritten(plan, mutant.rank, step):
+        return "the bytes added are right and are copied again later in the same order of the same stream"
+    if mutant.kind == "signal before its data" and isinstance(step, Signal):
+        passed = passed_step(plan, mutant.rank, step)
+        if isinstance(passed, Reduce) and passed.dst.rank != step.rank:
+            return "the data that the signal passes is another rank's, whose own signal still follows it"
+    return BY_NAME.get((name, mutant.kind), "")
+
+
+BY_NAME = {
+    ("copy pull symmetric", "counters of two waits swapped"): (
+        "the wait that comes first now is for peers that have read this rank's operand: they have started their calls, so "
+        "theirs are there"
+    ),
+    ("by hand: stages by parity", "signal before its data"): (
+        "the stage is empty for the last time in the call: it is not filled again before the launch ends"
+    ),
+    ("by hand: stages by parity", "data of a wrong peer"): (
+        "every rank stores to all gather buffers before it signals, so the peer's holds the same bytes, as complete"
+    ),
+}
+
+
+def announced(plan: Plan) -> set[tuple[int, int]]:
+    """Counters that blocks signal before they have touched anything, and by nobody else."""
+    early: set[tuple[int, int]] = set()
+    late: set[tuple[int, int]] = set()
+    for launches in plan.ranks:
+        for index, launch in enumerate(launches):
+            first = all(before.stream != launch.stream for before in launches[:index])
+            for role in launch.roles:
+                count = len(tuple(takewhile(lambda step: isinstance(step, Signal), role.steps))) if first else 0
+                for at, step in enumerate(role.steps):
+                    if isinstance(step, Signal):
+                        (early if at < count else late).add((step.rank, step.counter))
+    return early - late
+
+
+def last_of_one_program(plan: Plan, rank: int, step: Signal) -> bool:
+    """Whether every signal to the counter comes from blocks that follow each other on one stream, this one last."""
+    found = [
+        (owner, launch.stream, role.blocks, number)
+        for owner in range(plan.world)
+        for number, launch, role, other in plan.steps_of(owner)
+        if isinstance(other, Signal) and (other.rank, other.counter) == (step.rank, step.counter)
+    ]
+    same = len({(owner, stream) for owner, stream, _, _ in found}) == 1 and all(blocks == 1 for *_, blocks, _ in found)
+    numbers = [n for n, _, _, other in plan.steps_of(rank) if other is step]
+    roles = {id(role_of(plan, owner, step)) for owner, *_ in found}
+    return same and len(roles) == 1 and bool(numbers) and numbers[-1] == found[-1][3]
+
+
+def changed_wait(plan: Plan, mutant: Mutant) -> int | None:
+    """The counter that the first changed wait of the mutant's rank now looks at."""
+    old = [step for *_, step in plan.steps_of(mutant.rank)]
+    new = [step for *_, step in mutant.plan.steps_of(mutant.rank)]
+    changed = [b for a, b in zip(old, new, strict=True) if a != b and isinstance(b, Wait)]
+    return changed[0].counter if changed else None
+
+
+def implied(plan: Plan, rank: int, first: int, second: int) -> bool:
+    """Whether all signals to `second` of `rank` come after one to `first`, from the same role and as many blocks."""
+    for owner in range(plan.world):
+        for launch in plan.ranks[owner]:
+            for role in launch.roles:
+                told = [s.counter for s in role.steps if isinstance(s, Signal) and s.rank == rank]
+                if second in told and (first not in told or told.index(first) > told.index(second)):
+                    return False
+                if first in told and second not in told:
+                    return False
+    return True
+
+
+def rewritten(plan: Plan, rank: int, step: Copy) -> bool:
+    """Whether the row behind what `step` writes is written by a later copy that continues it, on the same stream."""
+    seen: tuple[int, str] | None = None
+    for _, launch, role, other in plan.steps_of(rank):
+        if other is step:
+            seen = (launch.stream, role.name)
+        elif isinstance(other, Copy) and (launch.stream, role.name) == seen:
+            following = (step.dst.rank, step.dst.end, step.src.end)
+            if (other.dst.rank, other.dst.offset, other.src.offset) == following:
+                return True
+    return False
+
+
+def passed_step(plan: Plan, rank: int, step: Signal) -> object:
+    """The step before a signal."""
+    before: object = None
+    for *_, other in plan.steps_of(rank):
+        if other is step:
+            return before
+        before = other
+    return None

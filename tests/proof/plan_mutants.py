@@ -1,0 +1,443 @@
+"""Changes of plans: every kind is a function from a plan to its mutants, each with the place that was changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TypeVar
+
+from tilescale.schedules.footprint import accesses
+from tilescale.schedules.plan import Clear, Copy, Gemm, Launch, Plan, Reduce, Region, Role, Signal, Step, Wait
+
+S = TypeVar("S", bound=Step)
+SITES = 3
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`place` in words. `step` is the step that was changed, `rank` its rank (-1: the whole plan)."""
+
+    kind: str
+    place: str
+    plan: Plan
+    rank: int = -1
+    step: Step | None = None
+
+
+Steps = list[Step]
+Rewrite = Callable[[Plan, int, Steps, int], Steps | None]  # plan, rank, the steps of a role, index in it
+KINDS: dict[str, Callable[[Plan], Iterator[Mutant]]] = {}
+
+
+def spread(found: list[S], count: int = SITES) -> list[S]:
+    """First, middle and last."""
+    return found if len(found) <= count else [found[i * (len(found) - 1) // (count - 1)] for i in range(count)]
+
+
+def rewrite_role(plan: Plan, rank: int, launch: int, role: int, steps: Iterable[Step]) -> Plan:
+    old = plan.ranks[rank][launch]
+    roles = (*old.roles[:role], replace(old.roles[role], steps=tuple(steps)), *old.roles[role + 1 :])
+    return with_launch(plan, rank, launch, replace(old, roles=roles))
+
+
+def with_launch(plan: Plan, rank: int, index: int, launch: Launch) -> Plan:
+    launches = (*plan.ranks[rank][:index], launch, *plan.ranks[rank][index + 1 :])
+    return replace(plan, ranks=(*plan.ranks[:rank], launches, *plan.ranks[rank + 1 :]))
+
+
+def sites(plan: Plan, rank: int, wanted: type | tuple[type, ...]) -> list[tuple[int, int, int]]:
+    """(launch, role, index) of the steps of a kind."""
+    return [
+        (i, j, k)
+        for i, launch in enumerate(plan.ranks[rank])
+        for j, role in enumerate(launch.roles)
+        for k, step in enumerate(role.steps)
+        if isinstance(step, wanted)
+    ]
+
+
+def kind(name: str, wanted: type | tuple[type, ...]) -> Callable[[Rewrite], Rewrite]:
+    """Registers a change of one step: on a single rank at several places, and at one place on all ranks alike."""
+
+    def register(rewrite: Rewrite) -> Rewrite:
+        def apply(plan: Plan, rank: int, site: tuple[int, int, int]) -> Plan | None:
+            steps = list(plan.ranks[rank][site[0]].roles[site[1]].steps)
+            changed = rewrite(plan, rank, steps, site[2])
+            return None if changed is None else rewrite_role(plan, rank, site[0], site[1], changed)
+
+        def mutants(plan: Plan) -> Iterator[Mutant]:
+            rank = plan.world - 1
+            fitting = [site for site in sites(plan, rank, wanted) if apply(plan, rank, site) not in (None, plan)]
+            for site in spread(fitting):
+                step = plan.ranks[rank][site[0]].roles[site[1]].steps[site[2]]
+                changed = apply(plan, rank, site)
+                assert changed is not None
+                yield Mutant(name, f"rank {rank} {_where(plan, rank, site)}", changed, rank, step)
+            for site in fitting[len(fitting) // 2 :][:1]:
+                whole: Plan | None = plan
+                for every in range(plan.world):
+                    alike = sites(plan, every, wanted) == sites(plan, rank, wanted)
+                    whole = apply(whole, every, site) if whole is not None and alike else None
+                step = plan.ranks[rank][site[0]].roles[site[1]].steps[site[2]]
+                if whole is not None:
+                    yield Mutant(name, f"all ranks {_where(plan, rank, site)}", whole, rank, step)
+
+        KINDS[name] = mutants
+        return rewrite
+
+    return register
+
+
+def _where(plan: Plan, rank: int, site: tuple[int, int, int]) -> str:
+    launch = plan.ranks[rank][site[0]]
+    return f"{launch.name}/{launch.roles[site[1]].name} step {site[2]} of {len(launch.roles[site[1]].steps)}"
+
+
+def put(steps: Steps, index: int, *new: Step) -> Steps:
+    return [*steps[:index], *new, *steps[index + 1 :]]
+
+
+# -- lost and repeated -------------------------------------------------------------------------------------------------
+@kind("drop signal", Signal)
+def _drop_signal(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    return put(steps, at)
+
+
+@kind("drop wait", Wait)
+def _drop_wait(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    return put(steps, at)
+
+
+@kind("drop copy", (Copy, Reduce))
+def _drop_copy(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    return put(steps, at)
+
+
+@kind("drop product", Gemm)
+def _drop_product(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    return put(steps, at)
+
+
+@kind("drop clear", Clear)
+def _drop_clear(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    return put(steps, at)
+
+
+@kind("duplicate signal", Signal)
+def _duplicate_signal(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    return put(steps, at, steps[at], steps[at])
+
+
+@kind("duplicate write of an output", (Copy, Gemm))
+def _duplicate_output(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    written = [region for region, write in accesses(steps[at]) if write]
+    return put(steps, at, steps[at], steps[at]) if plan.buffer(written[0].buffer).role == "output" else None
+
+
+@kind("duplicate sum", Reduce)
+def _duplicate_sum(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    return put(steps, at, steps[at], steps[at])
+
+
+# -- counts ------------------------------------------------------------------------------------------------------------
+@kind("wait one long", Wait)
+def _long(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Wait)
+    return put(steps, at, replace(step, value=step.value + 1))
+
+
+@kind("wait one short", Wait)
+def _short(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Wait)
+    return put(steps, at, replace(step, value=step.value - 1))
+
+
+@kind("signal of another value", Signal)
+def _value(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Signal)
+    return put(steps, at, replace(step, value=step.value + 1))
+
+
+@kind("counter out of range", Signal)
+def _huge(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Signal)
+    return put(steps, at, replace(step, value=2**30))
+
+
+# -- wrong addressee ---------------------------------------------------------------------------------------------------
+@kind("signal to a wrong peer", Signal)
+def _wrong_peer(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Signal)
+    return put(steps, at, replace(step, rank=(step.rank + 1) % plan.world))
+
+
+@kind("signal of a wrong counter", Signal)
+def _wrong_counter(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Signal)
+    return put(steps, at, replace(step, counter=(step.counter + 1) % plan.counters)) if plan.counters > 1 else None
+
+
+@kind("wait for a wrong counter", Wait)
+def _wrong_wait(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Wait)
+    return put(steps, at, replace(step, counter=(step.counter + 1) % plan.counters)) if plan.counters > 1 else None
+
+
+def moved(step: Step, source: Region, target: Region) -> Step:
+    assert isinstance(step, Copy | Reduce)
+    return replace(step, src=source, dst=target)
+
+
+@kind("data to a wrong peer", (Copy, Reduce))
+def _wrong_target(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Copy | Reduce)
+    if step.dst.rank == rank and plan.buffer(step.dst.buffer).role == "output":
+        return None
+    return put(steps, at, moved(step, step.src, replace(step.dst, rank=(step.dst.rank + 1) % plan.world)))
+
+
+@kind("data of a wrong peer", (Copy, Reduce))
+def _wrong_source(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Copy | Reduce)
+    return put(steps, at, moved(step, replace(step.src, rank=(step.src.rank + 1) % plan.world), step.dst))
+
+
+# -- wrong bytes -------------------------------------------------------------------------------------------------------
+def _shift(plan: Plan, region: Region, by: int) -> Region | None:
+    size = plan.buffer(region.buffer).size
+    for offset in (region.offset + by, region.offset - by):
+        if offset >= 0 and offset + region.size <= size:
+            return replace(region, offset=offset)
+    return None
+
+
+@kind("wrong chunk read", (Copy, Reduce))
+def _wrong_chunk(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Copy | Reduce)
+    source = _shift(plan, step.src, step.src.size)
+    return None if source is None else put(steps, at, moved(step, source, step.dst))
+
+
+@kind("wrong chunk written", (Copy, Reduce))
+def _wrong_place(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Copy | Reduce)
+    target = _shift(plan, step.dst, step.dst.size)
+    return None if target is None else put(steps, at, moved(step, step.src, target))
+
+
+@kind("offset off by one row", (Copy, Reduce))
+def _off_by_row(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Copy | Reduce)
+    source = _shift(plan, step.src, plan.goal.row_bytes)
+    return None if source is None else put(steps, at, moved(step, source, step.dst))
+
+
+@kind("bytes too few", (Copy, Reduce))
+def _few(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Copy | Reduce)
+    less = step.src.size - 16
+    return put(steps, at, moved(step, replace(step.src, size=less), replace(step.dst, size=less))) if less > 0 else None
+
+
+@kind("bytes too many", (Copy, Reduce))
+def _many(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Copy | Reduce)
+    more = step.src.size + plan.goal.row_bytes
+    return put(steps, at, moved(step, replace(step.src, size=more), replace(step.dst, size=more)))
+
+
+@kind("sizes that differ", (Copy, Reduce))
+def _sizes(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Copy | Reduce)
+    return put(steps, at, moved(step, step.src, replace(step.dst, size=step.dst.size - 4)))
+
+
+@kind("wrong rows multiplied", Gemm)
+def _wrong_rows(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Gemm)
+    source = _shift(plan, step.a, step.a.size) or _shift(plan, step.a, plan.goal.row_bytes)
+    return None if source is None else put(steps, at, replace(step, a=source))
+
+
+@kind("product of a wrong shape", Gemm)
+def _shape(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Gemm)
+    return put(steps, at, replace(step, m=step.m + 1))
+
+
+@kind("sum turned into a copy", Reduce)
+def _copied(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Reduce)
+    return put(steps, at, Copy(step.src, step.dst))
+
+
+# -- order -------------------------------------------------------------------------------------------------------------
+@kind("signal before its data", Signal)
+def _early(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    if at == 0 or isinstance(steps[at - 1], Signal | Wait):
+        return None
+    return [*steps[: at - 1], steps[at], steps[at - 1], *steps[at + 1 :]]
+
+
+@kind("use before its wait", Wait)
+def _late(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    if at + 1 >= len(steps) or isinstance(steps[at + 1], Signal | Wait):
+        return None
+    return [*steps[:at], steps[at + 1], steps[at], *steps[at + 2 :]]
+
+
+@kind("signal delayed past the waits", Signal)
+def _delayed(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    waits = [index for index, step in enumerate(steps) if isinstance(step, Wait) and index > at]
+    if not waits:
+        return None
+    return [*steps[:at], *steps[at + 1 : waits[-1] + 1], steps[at], *steps[waits[-1] + 1 :]]
+
+
+@kind("counters of two waits swapped", Wait)
+def _swapped(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    waits = [index for index, step in enumerate(steps) if isinstance(step, Wait)]
+    following = next((b for a, b in pairwise(waits) if a == at), None)
+    # Neighbours are waited for in either order.
+    if following is None or following == at + 1 or steps[at] == steps[following]:
+        return None
+    return put(put(steps, at, steps[following]), following, steps[at])
+
+
+# -- whole launches and plans ------------------------------------------------------------------------------------------
+def whole(name: str) -> Callable[[Callable[[Plan], Iterator[tuple[str, Plan]]]], None]:
+    def register(changes: Callable[[Plan], Iterator[tuple[str, Plan]]]) -> None:
+        KINDS[name] = lambda plan: (Mutant(name, place, changed) for place, changed in changes(plan))
+
+    return register
+
+
+@whole("one version instead of two")
+def _versions(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    for buffer in plan.buffers:
+        if buffer.versions == 2:
+            buffers = tuple(replace(b, versions=1) if b is buffer else b for b in plan.buffers)
+            yield buffer.name, replace(plan, buffers=buffers)
+
+
+@whole("zeros never made")
+def _zeros(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    for buffer in plan.buffers:
+        if buffer.zeroed:
+            yield buffer.name, replace(plan, buffers=tuple(replace(b, zeroed=False) for b in plan.buffers))
+
+
+@whole("buffer too small")
+def _small(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    for buffer in plan.buffers:
+        if buffer.role == "workspace":
+            smaller = replace(buffer, size=buffer.size - 16)
+            yield buffer.name, replace(plan, buffers=tuple(smaller if b is buffer else b for b in plan.buffers))
+
+
+@whole("buffer that peers cannot see")
+def _hidden(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    for buffer in plan.buffers:
+        if buffer.peer_visible and plan.world > 1:
+            hidden = replace(buffer, peer_visible=False)
+            yield buffer.name, replace(plan, buffers=tuple(hidden if b is buffer else b for b in plan.buffers))
+
+
+@whole("too many blocks")
+def _blocks(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    waited = {(rank, s.counter) for rank in range(plan.world) for _, _, _, s in plan.steps_of(rank) if isinstance(s, Wait)}
+    for index, launch in enumerate(plan.ranks[0]):
+        meets = any(
+            isinstance(s, Wait) or (isinstance(s, Signal) and (s.rank, s.counter) in waited) for s in launch.steps
+        )
+        if launch.agent == "blocks" and meets:
+            yield launch.name, replace(plan, sm_share=launch.blocks - 1)
+            role = launch.roles[-1]
+            more = replace(role, blocks=role.blocks + plan.sm_share)
+            yield launch.name, with_launch(plan, 0, index, replace(launch, roles=(*launch.roles[:-1], more)))
+            return
+
+
+@whole("gang of another size")
+def _gang(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    waited = {(rank, s.counter) for rank in range(plan.world) for _, _, _, s in plan.steps_of(rank) if isinstance(s, Wait)}
+    for index, launch in enumerate(plan.ranks[0]):
+        for number, role in enumerate(launch.roles):
+            counted = any(isinstance(s, Signal) and (s.rank, s.counter) in waited for s in role.steps)
+            if role.agent == "blocks" and role.blocks > 1 and counted:
+                fewer = replace(role, blocks=role.blocks - 1)
+                roles = (*launch.roles[:number], fewer, *launch.roles[number + 1 :])
+                yield f"{launch.name}/{role.name}", with_launch(plan, 0, index, replace(launch, roles=roles))
+                return
+
+
+@whole("launch that starts too early")
+def _after(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    for index, launch in enumerate(plan.ranks[0]):
+        if launch.after and any(accesses(step) for step in launch.steps):
+            yield launch.name, with_launch(plan, 0, index, replace(launch, after=()))
+
+
+@whole("launch on a stream of its own")
+def _stream(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    free = 1 + max(launch.stream for launch in plan.ranks[0])
+    launches = plan.ranks[0]
+    waited: set[int] = set()  # streams on which something has waited for other ranks
+    for index, launch in enumerate(launches):
+        if launch.stream in waited and not launch.after and any(accesses(step) for step in launch.steps):
+            yield launch.name, with_launch(plan, 0, index, replace(launch, stream=free))
+            return
+        if any(isinstance(step, Wait) for step in launch.steps):
+            waited.add(launch.stream)
+
+
+@whole("too many threads")
+def _threads(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    for index, launch in enumerate(plan.ranks[0]):
+        if launch.agent == "blocks":
+            yield launch.name, with_launch(plan, 0, index, replace(launch, threads=plan.threads_limit + 32))
+            return
+
+
+@whole("too much shared memory")
+def _shared(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    for index, launch in enumerate(plan.ranks[0]):
+        if launch.agent == "blocks":
+            yield launch.name, with_launch(plan, 0, index, replace(launch, shared_bytes=plan.smem_limit + 1))
+            return
+
+
+@whole("fewer stages than phases")
+def _phases(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    if plan.phases:
+        first = plan.phases[0]
+        yield "two arrivals", replace(plan, phases=(replace(first, arrivals=2), *plan.phases[1:]))
+
+
+def mutants(plan: Plan) -> Iterator[Mutant]:
+    """All mutants of a plan, kind by kind."""
+    for name in KINDS:
+        yield from KINDS[name](plan)
+
+
+def role_of(plan: Plan, rank: int, step: Step) -> Role | None:
+    return next((role for launch in plan.ranks[rank] for role in launch.roles if step in role.steps), None)

@@ -1,0 +1,160 @@
+"""Runs the mutation suite: plan mutants against the verifier, text mutants against rules and emulator."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from equivalents import plan_reason
+from families import FUSED, plans
+from plan_mutants import Mutant, mutants
+from support import ag_gemm, all_gather
+from text_mutants import TextMutant, text_mutants
+
+from tilescale.codegen.emit import emit
+from tilescale.codegen.host.build import INCLUDE
+from tilescale.codegen.rules import check_kernels
+from tilescale.errors import CompileError, EmulationError
+from tilescale.runtime.emulate import prepare
+from tilescale.runtime.emulator import run_isolated
+from tilescale.schedules.plan import Plan
+from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.verify import verify
+from tilescale.spec.op import Spec, redistribute
+from tilescale.spec.tensor import Tensor
+from tilescale.spec.topology import Topology
+from tilescale.spec.views import FullRow, Replicate
+
+# What text mutants run on: small, with tails in rows and columns, several chunks, two waves.
+_ON = Topology.shared_gpu(ranks=2)
+_COPY = Schedule(overlap="fused", compute="generated", chunk_rows=64, depth=2, num_comm_blocks=4)
+_LARGE = {"block_m": 128, "block_n": 256}
+_copied = redistribute(Tensor((182, 1032), "bfloat16", FullRow), Replicate, topology=_ON)
+RUNS: dict[str, tuple[Spec, Schedule]] = {
+    "copy": (_copied, _COPY),
+    "copy behind": (_copied, replace(_COPY, overlap="none", chunk_rows=0, depth=1)),
+    "tma": (all_gather((304, 16392), 2), replace(_COPY, transport="tma", num_comm_blocks=2)),
+    "tma small": (all_gather((182, 296), 2), replace(_COPY, transport="tma", num_comm_blocks=2)),
+    "fused pull": (ag_gemm((400, 304, 152), 2, on=_ON), replace(FUSED, direction="pull")),
+    "gemm": (ag_gemm((400, 304, 408), 2, on=_ON), replace(FUSED, transport="tma")),
+    "row": (
+        ag_gemm((400, 304, 152), 2, order="row", on=_ON),
+        replace(FUSED, overlap="none", chunk_rows=0, depth=1, raster_group=2),
+    ),
+    "odd columns": (ag_gemm((144, 302, 72), 2, on=_ON), replace(FUSED, overlap="chunked", num_comm_blocks=2)),
+    "fp32 large": (
+        ag_gemm((400, 562, 152), 2, out_dtype="float32", on=_ON),
+        replace(FUSED, chunk_rows=128, **_LARGE),
+    ),
+}
+ADVERSARIES = ("lazy", "random", "eager", "random", "lazy", "random")
+TIMEOUT_S = 60.0
+STEP_LIMIT = 3_000_000
+
+
+@dataclass
+class Score:
+    """`missed`: not caught and no reason known. `caught_by`: how many by what."""
+
+    mutants: int = 0
+    caught: int = 0
+    equivalent: list[tuple[str, str]] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
+    kinds: Counter[str] = field(default_factory=Counter)
+    caught_by: Counter[str] = field(default_factory=Counter)
+
+    def add(self, kind: str, name: str, caught_by: str, reason: str) -> None:
+        self.mutants += 1
+        self.kinds[kind] += 1
+        if caught_by:
+            self.caught += 1
+            self.caught_by[caught_by] += 1
+        elif reason:
+            self.equivalent.append((f"{kind}: {name}", reason))
+        else:
+            self.missed.append(f"{kind}: {name}")
+
+
+def plan_mutants() -> Iterator[tuple[str, Plan, Mutant]]:
+    for name, plan in plans().items():
+        for mutant in mutants(plan):
+            yield name, plan, mutant
+
+
+def score_plans(score: Score, chosen: Iterable[tuple[str, Plan, Mutant]]) -> None:
+    """Judge plan mutants by the verifier."""
+    for name, plan, mutant in chosen:
+        found = verify(mutant.plan, cache=None).counterexample
+        reason = plan_reason(name, plan, mutant) if found is None else ""
+        score.add(f"plan: {mutant.kind}", f"{name}, {mutant.place}", f"verifier: {found.rule}" if found else "", reason)
+
+
+def score_texts(score: Score, chosen: Iterable[TextMutant], seeds: int = len(ADVERSARIES),
+                progress: Callable[[str], None] = lambda text: None) -> None:
+    """Judge text mutants by the static rules, then by emulation with every adversary."""
+    for mutant in chosen:
+        with tempfile.TemporaryDirectory() as folder:
+            caught = catch(mutant, Path(folder), seeds)
+        score.add(f"text: {mutant.kind}", mutant.place, caught, "" if caught else mutant.harmless)
+        progress(f"{mutant.kind}: {mutant.place}: {caught or 'not caught'}")
+
+
+def catch(mutant: TextMutant, folder: Path, seeds: int = len(ADVERSARIES)) -> str:
+    """What catches it, "" where nothing does."""
+    include = folder / "include"
+    shutil.copytree(INCLUDE, include)
+    (include / "tilescale" / mutant.header).write_text(mutant.text)
+    kernels = [kernel for name in RUNS for kernel in emit(*RUNS[name]).kernels]
+    try:
+        violations = check_kernels(kernels, include)
+    except CompileError:
+        return "rule: unreadable text"
+    if violations:
+        return f"rule: {violations[0].rule}"
+    for name in mutant.runs:
+        for first in range(0, seeds, 3):
+            caught = _emulated(name, include, ADVERSARIES[first : first + 3], first)
+            if caught:
+                return caught
+    return ""
+
+
+def _emulated(name: str, include: Path, adversaries: tuple[str, ...], first: int) -> str:
+    spec, schedule = RUNS[name]
+    try:
+        runs = [
+            prepare(spec, schedule, first + i, adversary, include_dirs=[include, include / "tilescale"])
+            for i, adversary in enumerate(adversaries)
+        ]
+        jobs = [replace(run.job, step_limit=STEP_LIMIT) for run in runs]
+        reports = run_isolated(jobs, timeout_s=TIMEOUT_S)
+    except CompileError:
+        return "compiler"
+    except EmulationError:
+        return "emulator: does not end"
+    for run, report in zip(runs, reports, strict=True):
+        if report.fault is not None:
+            return f"emulator: {report.fault.kind}"
+        wrong = run.judge(report)
+        if wrong:
+            return "conformance" if "declared" in wrong[0] or "step" in wrong[0] else "emulator: wrong result"
+    return ""
+
+
+def false_alarms(names: Iterable[str] = RUNS) -> list[str]:
+    """What the rules, the verifier and the emulator say against unchanged texts and plans: must be nothing."""
+    found = [f"plan {name}: {proof}" for name, plan in plans().items() if not (proof := verify(plan, cache=None)).ok]
+    for name in names:
+        spec, schedule = RUNS[name]
+        found += [f"rules, {name}: {violation}" for violation in check_kernels(emit(spec, schedule).kernels)]
+        caught = _emulated(name, INCLUDE, ADVERSARIES[:3], 0)
+        found += [f"emulator, {name}: {caught}"] if caught else []
+    return found
+
+
+def all_text_mutants() -> tuple[TextMutant, ...]:
+    return tuple(text_mutants())

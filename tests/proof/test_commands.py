@@ -1,0 +1,80 @@
+"""`tilescale verify` and `emulate` over worlds, shipped recipes and replay files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from handmade import drop, edit, find
+from typer.testing import CliRunner
+
+from tilescale.cli import app
+from tilescale.runtime import emulate as emulating
+from tilescale.runtime import replay_file
+from tilescale.schedules import lower as lowering
+from tilescale.schedules.plan import Plan, Signal
+
+ROOT = Path(__file__).parents[2]
+RECIPE = str(ROOT / "recipes" / "all_gather" / "activations.toml")
+
+
+@pytest.fixture
+def tilescale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs a command line in a folder of its own that holds the shipped recipes."""
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: CliRunner().invoke(app, list(words))
+
+
+def test_every_shipped_recipe_on_other_worlds(tilescale: Any) -> None:
+    done = tilescale("verify", "--all", "--worlds", "2,3", "--limit", "2", "--no-cache")
+    assert done.exit_code == 0, done.output
+    assert "mlp_up_8192 w3 (M 8192 as 8208, N 28672 as 28680): 2 of 2 schedules proved" in done.output
+    assert done.output.count("2 of 2 schedules proved") == 16
+
+
+def test_a_workload_on_a_world(tilescale: Any) -> None:
+    done = tilescale("verify", RECIPE, "-w", "decode_64x8192", "--worlds", "8", "--limit", "3", "--json")
+    assert done.exit_code == 0, done.output
+    (facts,) = json.loads(done.stdout)["workloads"]
+    assert (facts["name"], facts["proved"], facts["counterexample"]) == ("decode_64x8192 w8", 3, None)
+
+
+@pytest.mark.parametrize("words", [("--worlds", "two"), ("--worlds", "9"), ("--worlds", "2", "-w", "nobody")])
+def test_worlds_that_are_none_are_usage_errors(tilescale: Any, words: tuple[str, ...]) -> None:
+    assert tilescale("verify", RECIPE, *words).exit_code == 2
+
+
+def test_a_counterexample_is_told_with_its_timeline(tilescale: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = lowering.lower
+
+    def wrong(*arguments: Any) -> Plan:
+        plan = right(*arguments)
+        return edit(plan, 1, find(plan, 1, Signal), drop)
+
+    monkeypatch.setattr(lowering, "lower", wrong)
+    done = tilescale("verify", RECIPE, "-w", "decode_64x8192", "--schedule", "overlap=none,direction=push", "--no-cache")
+    assert done.exit_code == 1
+    assert "counterexample after 0 proved" in done.output
+    assert "deadlock: rank" in done.output
+    assert "now for ever" in done.output
+
+
+def test_a_failed_emulation_leaves_a_file_that_makes_it_again(tilescale: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = emulating.emulate
+
+    def wrong(*arguments: Any, **options: Any) -> Any:
+        return replace(right(*arguments, **options), ok=False, report="planted")
+
+    monkeypatch.setattr(emulating, "emulate", wrong)
+    done = tilescale("emulate", RECIPE, "-w", "decode_64x8192", "--limit", "1", "--keep", "kept")
+    assert done.exit_code == 1
+    (path,) = Path("kept").iterdir()
+    assert f"tilescale emulate --replay {path}" in done.output
+    assert replay_file.read(path).report == "planted"
+    again = tilescale("emulate", "--replay", str(path))
+    assert again.exit_code == 0, again.output
+    assert "right, conforming to the plan" in again.output

@@ -1,0 +1,84 @@
+"""A sample of the mutation suite: every change that changes behaviour is caught without a GPU, nothing else is.
+
+The sample: every fourth plan mutant; all text mutants that a static rule catches, and every sixteenth of the others.
+`make bench-proof` runs the whole.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import suite
+from plan_mutants import KINDS
+from suite import RUNS, Score, all_text_mutants, false_alarms, plan_mutants, score_plans, score_texts
+from text_mutants import TextMutant, text_mutants
+
+from tilescale.codegen.emit import emit
+from tilescale.codegen.host.build import INCLUDE
+from tilescale.codegen.rules import check_kernels
+
+
+def test_every_plan_mutant_is_caught_or_known_to_change_nothing() -> None:
+    every = list(plan_mutants())
+    assert len(every) >= 2000
+    score = Score()
+    score_plans(score, every[::4])
+    assert score.missed == []
+    assert len(score.equivalent) <= 0.1 * score.mutants
+    assert score.caught >= 500
+
+
+def test_every_kind_of_change_is_made_to_some_plan() -> None:
+    assert len(KINDS) >= 25
+    assert {mutant.kind for _, _, mutant in plan_mutants()} == set(KINDS)
+
+
+def by_rules(mutant: TextMutant, folder: Path) -> set[str]:
+    include = folder / "include"
+    shutil.copytree(INCLUDE, include)
+    (include / "tilescale" / mutant.header).write_text(mutant.text)
+    return {v.rule for v in check_kernels([k for name in RUNS for k in emit(*RUNS[name]).kernels], include)}
+
+
+# What emulation cannot see, by kind of change: the rule that must.
+FENCES = {
+    "lost fence", "weakened acquire", "fence before the barrier", "signal before its fence", "fence at the wrong signal",
+    "fence at every signal", "fence of the wrong proxy", "fence before the acquire", "unbounded wait", "32-bit index",
+    "counter compared by value",
+}
+
+
+@pytest.mark.parametrize("kind", sorted(FENCES))
+def test_what_emulation_cannot_see_is_caught_by_rules(kind: str, tmp_path: Path) -> None:
+    chosen = [mutant for mutant in text_mutants() if mutant.kind == kind]
+    assert chosen
+    for number, mutant in enumerate(chosen):
+        assert by_rules(mutant, tmp_path / str(number)), mutant.place
+
+
+def test_a_sample_of_text_mutants_is_caught() -> None:
+    chosen = [mutant for mutant in all_text_mutants() if mutant.kind not in FENCES][::16]
+    score = Score()
+    score_texts(score, chosen)
+    assert score.missed == []
+    assert score.caught >= len(chosen) - len(score.equivalent) > 0
+
+
+def test_there_are_enough_mutants_of_enough_kinds() -> None:
+    texts = all_text_mutants()
+    assert len(texts) >= 150
+    assert len({mutant.kind for mutant in texts} | set(KINDS)) >= 25
+
+
+def test_nothing_is_said_against_unchanged_texts_and_plans() -> None:
+    assert false_alarms(("copy", "tma small", "fused pull")) == []
+
+
+def test_a_miss_would_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant = next(iter(text_mutants()))
+    monkeypatch.setattr(suite, "catch", lambda *_: "")
+    score = Score()
+    suite.score_texts(score, [mutant])
+    assert score.missed == [f"text: {mutant.kind}: {mutant.place}"]

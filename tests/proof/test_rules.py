@@ -1,0 +1,78 @@
+"""Static rules: each finds its fault in a fragment, and none speaks against a shipped family."""
+
+from __future__ import annotations
+
+import pytest
+from test_families import all_kernels
+
+from tilescale.codegen.rules import RULES, check_kernel, check_text
+
+HEAD = "TS_DEV void run(const Call& call, u8* out, const u8* from, u32 row, u32 n, u64* bar, u32* counter) {"
+# rule: (right body, wrong body)
+FRAGMENTS: dict[str, tuple[str, str]] = {
+    "fence_before_signal": ("store(out, 1); sync(); if (thread() == 0) { fence_system(); signal_add(counter, 1); }",
+                            "store(out, 1); sync(); if (thread() == 0) { signal_add(counter, 1); }"),
+    "full_wait_before_signal": (
+        "bulk_store(out, from, 16); bulk_commit(); bulk_wait<0>(); fence_system(); signal_add(counter, 1);",
+        "bulk_store(out, from, 16); bulk_commit(); bulk_wait_read<0>(); fence_system(); signal_add(counter, 1);"),
+    "proxy_fence_after_acquire": ("load_acquire(counter); fence_async_global(); bulk_load(out, from, 16, bar);",
+                                  "load_acquire(counter); bulk_load(out, from, 16, bar);"),
+    "alias_fence": ("multimem_store<Bf16>(out, v); fence_alias(); load(from);",
+                    "multimem_store<Bf16>(out, v); load(from);"),
+    "one_fence": ("store(out, 1); sync(); fence_system(); signal_add(counter, 1); signal_add(counter, 2);",
+                  "store(out, 1); sync(); fence_system(); signal_add(counter, 1); fence_system(); signal_add(counter, 2);"),
+    "wait_acquires": ("if (thread() == 0) { load_acquire(counter); } sync(); load(from);",
+                      "if (thread() == 0) { load_acquire(counter); } load(from);"),
+    "barrier_init_fence": ("mb_init(bar, 1); mb_fence_init(); sync(); mb_expect(bar, 16);",
+                           "mb_init(bar, 1); sync(); mb_expect(bar, 16);"),
+    "wgmma_fence": ("wg_fence(); wgmma<64, false, Bf16>(acc, a, b); wg_commit(); wg_wait<0>(); store(out, 1);",
+                    "wgmma<64, false, Bf16>(acc, a, b); wg_commit(); wg_wait<0>(); store(out, 1);"),
+    "bounded_wait": (
+        "while (load_relaxed(counter) == 0u) { pause_until(counter, 1); if (time_ns() > n) { return; } }",
+        "while (load_relaxed(counter) == 0u) { pause_until(counter, 1); }"),
+    "wrapping_compare": ("u32 found = load_acquire(counter); if ((int)(found - n) >= 0) return;",
+                         "u32 found = load_acquire(counter); if (found >= n) return;"),
+    "wide_index": ("u8* p = out + (u64)row * n;", "u8* p = out + row * n;"),
+}
+
+
+def rules_of(body: str) -> set[str]:
+    return {violation.rule for violation in check_text(f"{HEAD} {body} }}", "run")}
+
+
+@pytest.mark.parametrize("rule", sorted(FRAGMENTS))
+def test_a_rule_knows_right_from_wrong(rule: str) -> None:
+    right, wrong = FRAGMENTS[rule]
+    assert rules_of(right) == set()
+    assert rules_of(wrong) == {rule}
+
+
+def test_every_rule_has_a_fragment() -> None:
+    assert set(FRAGMENTS) == set(RULES.names())
+
+
+def test_no_rule_speaks_against_a_shipped_family() -> None:
+    for kernel in all_kernels():
+        assert check_kernel(kernel) == (), kernel.text
+
+
+def test_a_violation_says_where() -> None:
+    _, wrong = FRAGMENTS["fence_before_signal"]
+    (found,) = check_text(f"\n\n{HEAD}\n{wrong} }}", "run")
+    assert found.place == "text:4"
+    assert "without a system fence" in str(found)
+
+
+def test_a_flag_decides_which_path_is_walked() -> None:
+    body = (
+        "bool first = true; "
+        "for (;;) { if (first) { store(out, 1); sync(); fence_system(); } signal_add(counter, 1); FLAG }"
+    )
+    assert rules_of(body.replace("FLAG", "first = false;")) == set()
+    late = "bool first = false; for (;;) { if (first) fence_system(); signal_add(counter, 1); first = true; }"
+    assert rules_of(late) == {"fence_before_signal", "one_fence"}
+
+
+def test_an_early_return_is_followed() -> None:
+    body = "if (n == 0u) return; mb_init(bar, 1); mb_fence_init(); sync(); mb_expect(bar, 16);"
+    assert rules_of(body) == set()

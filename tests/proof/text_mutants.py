@@ -1,0 +1,135 @@
+"""Changes of texts: statements lost, repeated, exchanged; counts, parities, offsets and widths off by one.
+
+Each is one edit of one header of the device library, caught by a static rule or by an emulation of schedules that run
+the changed lines.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tilescale.codegen.host.build import INCLUDE
+
+# Lines of these functions run in the scale model alone, in time that the emulator does not model.
+PACED = ("walk_links", "reserve_links", "pace_step", "links_of")
+HEADERS = ("comm.cuh", "copy.cuh", "gemm.cuh", "kernels.cuh")
+
+
+@dataclass(frozen=True)
+class TextMutant:
+    """`kind` of change to `header`: its text becomes `text`. `runs`: schedules that execute it. `harmless`: why it changes
+    nothing, where it does not."""
+
+    kind: str
+    header: str
+    place: str
+    text: str
+    runs: tuple[str, ...]
+    harmless: str = ""
+
+
+# Lost statements, by what is lost.
+LOST: dict[str, str] = {
+    "lost fence": "fence_system|fence_async_global|mb_fence_init|wg_fence",
+    "lost block barrier": "sync",
+    "lost signal": "signal_add|signal_step",
+    "lost wait": "wait_step|barrier_wait|bulk_wait|bulk_wait_read|wg_wait|pause_until",
+    "lost commit": "bulk_commit|wg_commit",
+    "lost arrival": "mb_arrive|mb_expect",
+    "lost copy": "bulk_load|bulk_store|tma_load_3d|tma_load_2d|load_next|load_stage",
+    "lost product": "wgmma|multiply_stage",
+    "lost store": "store|store_tile|store_pair",
+    "lost setting up": "mb_init",
+    "lost end of a call": "finish",
+    "lost move of the ring": r"ring\.next",
+}
+REPEATED: dict[str, str] = {
+    "repeated signal": "signal_add|signal_step",
+    "repeated arrival": "mb_arrive|mb_expect",
+    "repeated product": "multiply_stage",
+    "repeated copy": "bulk_load|load_next|load_stage",
+}
+
+# Lost statements that change nothing, with the reason; those of edits.toml say so there.
+HARMLESS: dict[tuple[str, str], str] = {
+    ("lost wait", "wait_step: pause_until(counter, target)"): "it polls without a pause; the acquire is the wait",
+    ("lost block barrier", "copy_step: sync()"): (
+        "a signal has a block barrier of its own; this one only makes the links' time part of the step"
+    ),
+}
+
+
+def edits() -> tuple[dict[str, str], ...]:
+    """The edits of edits.toml."""
+    return tuple(tomllib.loads((Path(__file__).parent / "edits.toml").read_text())["edit"])
+
+
+def texts() -> dict[str, str]:
+    return {name: (INCLUDE / "tilescale" / name).read_text() for name in HEADERS}
+
+
+def text_mutants() -> Iterator[TextMutant]:
+    """All of them, in a fixed order. Raises AssertionError where an edit no longer finds its place."""
+    sources = texts()
+    for header, text in sources.items():
+        for kind, names in LOST.items():
+            for place, begin, end in _statements(text, names):
+                yield _mutant(kind, header, text, place, text[:begin] + ";" + text[end:], begin)
+        for kind, names in REPEATED.items():
+            for place, begin, end in _statements(text, names):
+                twice = "{ " + text[begin:end] + " " + text[begin:end] + " }"
+                yield _mutant(kind, header, text, place, text[:begin] + twice + text[end:], begin)
+    for edit in edits():
+        kind, header, old, new = (edit[key] for key in ("kind", "header", "old", "new"))
+        text = sources[header]
+        assert text.count(old) >= 1, f"{header} no longer holds the place of {kind!r}: {old}"
+        at = text.index(old)
+        place = f"{old.splitlines()[0].strip()} -> {new.strip().splitlines()[0]}"
+        changed = text[:at] + new + text[at + len(old) :]
+        yield _mutant(kind, header, text, place, changed, at, edit.get("harmless", ""))
+
+
+def _mutant(kind: str, header: str, text: str, place: str, changed: str, at: int, harmless: str = "") -> TextMutant:
+    line = text.count("\n", 0, at) + 1
+    function = _function(text, at)
+    reason = harmless or HARMLESS.get((kind, f"{function}: {place}"), "")
+    return TextMutant(
+        kind, header, f"{header}:{line} {function}: {place}", changed, _runs(header, function, place), reason
+    )
+
+
+def _function(text: str, at: int) -> str:
+    names = re.findall(r"^(?:template <[^\n]*>\s*|  )?TS_DEV [^\n(]*?(\w+)\(", text[:at], re.MULTILINE)
+    return names[-1] if names else ""
+
+
+def _statements(text: str, names: str) -> Iterator[tuple[str, int, int]]:
+    """(text, begin, end) of the statements that are a call of one of `names`."""
+    for found in re.finditer(rf"(?<![\w.>])(?:{names})(?:<[^;(){{}}]*?>)?\(", text):
+        before = text[: found.start()].rstrip(" \n")
+        if _function(text, found.start()) in PACED or not before.endswith((";", "{", "}", ")", "else", "\n")):
+            continue
+        line = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
+        if "//" in line or "TS_DEV" in line or before.endswith("unroll"):
+            continue
+        depth, end = 0, found.end() - 1
+        while True:
+            depth += (text[end] == "(") - (text[end] == ")")
+            end += 1
+            if depth == 0:
+                break
+        if text[end] == ";":
+            yield " ".join(text[found.start() : end].split()), found.start(), end + 1
+
+
+def _runs(header: str, function: str, place: str) -> tuple[str, ...]:
+    if header == "copy.cuh":
+        tma = function in ("copy_by_tma", "load_next") or "tma" in place or "mb_" in place or "pipe" in place
+        return ("tma", "tma small") if tma else ("copy", "copy behind", "fused pull")
+    if header == "gemm.cuh":
+        return ("fused pull", "gemm") if function == "gemm_producer" else ("gemm", "row", "fp32 large", "odd columns")
+    return ("fused pull", "gemm", "tma")
