@@ -9,6 +9,7 @@ from perfdb import cli_files, cli_queries, cli_watch
 app = typer.Typer(
     name="perfdb",
     help="What was measured, what was best, what failed, what changed.",
+    rich_markup_mode=None,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

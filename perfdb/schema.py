@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 import time
 from contextlib import closing
 from dataclasses import dataclass
@@ -27,6 +28,10 @@ from perfdb.mounts import refuse_network
 VERSIONS = ("0001", "0002")
 MIGRATIONS = Path(__file__).parent / "migrations"
 
+# The number of our advisory lock on a server.
+SCHEMA_LOCK = 0x7065726664
+# Alembic keeps the migration that runs in a global: one at a time in a process.
+_UPGRADING = threading.Lock()
 MAGIC = b"SQLite format 3\0"
 HEADER_BYTES = 100
 # Reading a whole file through costs about a second a gigabyte: smaller ones are checked at every opening, all by
@@ -184,12 +189,16 @@ def _prepare(engine: sa.Engine, path: Path | None, create: bool, migrate: bool) 
             "make a backup, then run `perfdb migrate`",
         )
     with engine.execution_options(**{WRITE: True}).begin() as connection:
+        if path is None:
+            # SQLite's write lock keeps others out; a server needs one of its own, held to the end of the transaction.
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({SCHEMA_LOCK})")
         # Another process may have done it while this one waited for the lock.
         version = read_version(connection)
         if version == VERSIONS[-1]:
             return Prepared(version)
         backup = _back_up(path, version) if version is not None and path is not None else None
-        _upgrade(connection)
+        with _UPGRADING:
+            _upgrade(connection)
         return Prepared(version or "", backup)
 
 

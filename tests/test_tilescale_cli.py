@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from process_support import SEARCH_PATH, started
 from support import ag_gemm
 from typer.testing import CliRunner, Result
 
+import tilescale
 from tilescale.cli import app
 from tilescale.runtime import emulate as emulate_module
 from tilescale.runtime import replay
@@ -107,8 +109,10 @@ def test_tune_says_where_times_come_from_and_what_became_of_the_winner() -> None
 def test_tune_again_measures_nothing() -> None:
     record_spaces()
     first, second = tuned("--no-bundle"), tuned("--no-bundle")
-    assert [result["measured"] for result in first["results"]] == [12, 12]
-    assert [result["measured"] for result in second["results"]] == [0, 0]
+    assert [result["evaluated"] for result in first["results"]] == [12, 12]
+    assert [result["evaluated"] for result in second["results"]] == [0, 0]
+    assert "measured" not in first["results"][0]  # nothing was
+    assert {trial["origin"] for trial in first["results"][0]["trials"]} == {"evaluated"}
     for one, other in zip(first["results"], second["results"], strict=True):
         assert (one["best"], one["best_us"]) == (other["best"], other["best_us"])
         assert {trial["source"] for trial in other["trials"]} == {"predicted"}
@@ -124,7 +128,7 @@ def test_tune_options_come_before_the_recipe() -> None:
 def test_tune_without_times_fails_with_one_message() -> None:
     done = run("tune", "small.toml", "--db", "perf.db")
     assert done.exit_code == 1
-    assert "emulate" in done.stderr
+    assert "tilescale space small.toml --record" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 
@@ -155,8 +159,11 @@ def test_tune_goes_on_without_a_compiler_for_the_emulator(monkeypatch: pytest.Mo
 def test_tune_of_a_model_names_what_it_leaves_out() -> None:
     done = run("tune", "--model", "llama-3-70b", "--tp", "8", "--m", "64", "--db", "perf.db")
     assert done.exit_code == 1
-    assert "left out mlp_down: gemm_rs has no kernels" in done.stdout
-    assert "tuning ag_gemm 64x28672x8192 bfloat16 w8" in done.stderr
+    assert "left out mlp_down: gemm_rs has no kernels" in done.stderr
+    for n in (28672, 10240):  # each that lacks times, and how to record it
+        assert f"ag_gemm 64x{n}x8192 bfloat16 w8" in done.stderr
+        assert f"tilescale space --op ag_gemm --shape 64x{n}x8192 --ranks 8 --record" in done.stderr
+    assert not Path("perf.db").exists()
 
 
 def test_sigterm_keeps_what_is_finished_and_exits_with_130(here: Path) -> None:
@@ -183,9 +190,9 @@ main()
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=30)
         assert process.returncode == 130, err
-    assert "finished measurements are kept" in err
+    assert "what is finished is kept in perf.db (up: 5 candidates)" in err
     assert "Traceback" not in err
-    assert tuned("--no-bundle")["results"][0]["measured"] == 7
+    assert tuned("--no-bundle")["results"][0]["evaluated"] == 7
 
 
 # --- the other commands -----------------------------------------------------------------------------------------------
@@ -202,9 +209,56 @@ def test_space_counts_and_lists() -> None:
 
 
 def test_space_records_what_tune_replays() -> None:
-    done = run("space", "small.toml", "-w", "tokens", "--record", str(replay.user_folder()))
+    done = run("space", "small.toml", "-w", "tokens", "--record", "--spaces", "here")
     assert done.exit_code == 0, done.output
-    assert run("tune", "small.toml", "-w", "tokens", "--db", "perf.db", "--no-bundle").exit_code == 0
+    assert run("tune", "small.toml", "-w", "tokens", "--db", "perf.db", "--no-bundle").exit_code == 1
+    tune = ("tune", "small.toml", "-w", "tokens", "--db", "perf.db", "--no-bundle", "--spaces", "here")
+    assert run(*tune).exit_code == 0
+
+
+@pytest.mark.parametrize("arguments", [
+    ["small.toml", "-w", "tokens"], ["--op", "all_gather", "--shape", "512x256", "--ranks", "2", "--dtype", "float16"],
+    ["--op", "ag_gemm", "--shape", "128x256x64", "--topology", "scale_model:8xH100-NVSwitch", "--spaces", "my spaces"]])
+def test_the_command_that_an_unrecorded_shape_asks_for_makes_tune_work(arguments: list[str]) -> None:
+    if "--spaces" in arguments:
+        Path(arguments[-1]).mkdir()
+    tune = ["tune", *arguments, "--db", "perf.db", "--no-bundle", "--trials", "2"]
+    first = run(*tune)
+    assert first.exit_code == 1
+    command = first.stderr.strip().rpartition("tune again: ")[2]
+    assert run(*shlex.split(command)[1:]).exit_code == 0, command
+    done = run(*tune)
+    assert done.exit_code == 0, done.output
+
+
+def test_tune_says_what_the_times_are_how_to_look_and_what_the_bundle_is_for() -> None:
+    record_spaces()
+    done = run("tune", "small.toml", "-w", "tokens", "--db", "perf.db")
+    assert "evaluated now (predicted)" in done.stdout
+    assert "measured now" not in done.stdout
+    assert "predicted us" not in done.stdout  # the column would be the same again
+    assert "perfdb best --source predicted --db perf.db" in done.stdout
+    assert "for measuring, not for serving" in done.stdout
+    space = replay.find_recorded(read("small.toml").spec("tokens"))
+    assert space is not None
+    replay.RecordedSpace.of(space.spec, "measured_scale_model", space.rows).save(replay.user_folder())
+    again = run("tune", "small.toml", "-w", "tokens", "--db", "perf.db", "--no-bundle")
+    assert "evaluated now (replayed)" in again.stdout
+    assert "predicted us" in again.stdout
+    assert "perfdb best --source replayed --db perf.db" in again.stdout
+    assert "for serving" not in again.stdout
+
+
+def test_an_interruption_before_any_time_says_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    record_spaces()
+
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(replay.ReplayRunner, "measure", interrupted)
+    done = run("tune", "small.toml", "-w", "tokens", "--db", "perf.db")
+    assert done.exit_code == 130
+    assert "interrupted: tokens: nothing was finished; perf.db keeps what it held" in done.stderr
 
 
 def test_explain_a_schedule() -> None:
@@ -343,6 +397,21 @@ WRONG = [
     (["tune", "small.toml", "--strategy", "modle", "--db", "x.db"], "did you mean 'model'?"),
     (["tune", "--model", "llama"], "did you mean"),
     (["topology", "8xH200"], "did you mean"),
+    (["emit", *QUICK, "-s", "zzzz"], "got: 'zzzz'"),
+    (["tune", "small.toml", "--db", "."], "is a folder"),
+    (["tune", "small.toml", "--db", "small.toml"], "must be a SQLite database"),
+    (["tune", "small.toml", "--db", "mysql://x"], "SQLite or PostgreSQL"),
+    (["tune", "small.toml", "--db", "small.toml/x.db"], "small.toml is a file"),
+    (["export", "small.toml", "-o", "b", "--db", "small.toml"], "must be a SQLite database"),
+    (["tune", "small.toml", "--export", "small.toml"], "is something else"),
+    (["tune", "small.toml", "--export", "/proc/x"], "can be written"),
+    (["emit", *QUICK, "-o", "/proc/x"], "can be written"),
+    (["emit", *QUICK, "-o", "small.toml"], "small.toml is a file"),
+    (["space", "small.toml", "--record", "--spaces", "/proc"], "can be written"),
+    (["space", "small.toml", "--spaces", "there"], "--spaces goes with --record"),
+    (["tune", "small.toml", "--spaces", "there"], "--spaces names a folder"),
+    (["emulate", "small.toml", "--keep", "/proc/x"], "can be written"),
+    (["report", "-o", "/proc/x.html"], "can be written"),
 ]
 
 
@@ -355,7 +424,9 @@ def test_wrong_usage_is_one_message_and_exit_2(arguments: list[str], says: str) 
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("arguments", [["space", "--nothing"], ["nothing"], ["tune", "small.toml", "--trials", "0"]])
+@pytest.mark.parametrize("arguments", [
+    ["space", "--nothing"], ["nothing"], ["tune", "small.toml", "--trials", "0"], ["space", *QUICK[:-1], "0"],
+    ["topology", "8xH200-NVSwitch", "--ranks", "0"], ["tune", "--model", "llama-3-70b", "--tp", "0"]])
 def test_wrong_options_exit_with_2(arguments: list[str]) -> None:
     assert run(*arguments).exit_code == 2
 
@@ -369,3 +440,39 @@ def test_nothing_is_wrapped_or_cut_when_piped() -> None:
     for schedule in list(Space(schedules))[::50]:
         assert f"{schedule.digest}  {schedule.label}" in lines
     assert not [line for line in lines if line != line.rstrip() or "…" in line]
+
+
+# --- the operating system ---------------------------------------------------------------------------------------------
+
+
+def shell(command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": SEARCH_PATH, "TILESCALE": f"{sys.executable} -m tilescale"}
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, check=False)
+
+
+def test_a_full_disk_is_one_message() -> None:
+    done = shell("$TILESCALE space small.toml --list > /dev/full")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: the output can be used; got: No space left on device; free some space")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    done = shell("set -o pipefail; $TILESCALE space small.toml --list | head -n 1")
+    assert (done.returncode, done.stderr) == (141, "")
+    assert done.stdout.startswith("up: ")
+
+
+def test_what_the_system_refuses_in_the_middle_names_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied", "/some/where")
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    done = run("emit", *QUICK, "-s", "overlap=fused,transport=tma", "-o", "out")
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[-1].startswith("error: /some/where can be used; got: Permission denied; choose a place")
+
+
+def test_version_and_module() -> None:
+    done = shell("$TILESCALE --version")
+    assert (done.returncode, done.stdout) == (0, f"tilescale {tilescale.__version__}\n")

@@ -131,6 +131,8 @@ def writers(url: str, count: int, work: Callable[[perfdb.Database, int], int]) -
                     rows = work(db, number)
                     failed = 0
             finally:
+                if failed and not rows:
+                    os.write(ready[1], b".")  # one that never got ready must not keep the others waiting
                 os.write(out[1], f"{rows} {failed}\n".encode())
                 os._exit(failed)
         children.append(child)

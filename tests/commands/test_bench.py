@@ -14,6 +14,7 @@ from tilescale.commands import bench
 from tilescale.runtime import gpu_runner
 from tilescale.runtime.baselines import Timing
 from tilescale.schedules.schedule import Schedule
+from tilescale.spec import detect
 from tilescale.spec.op import Spec
 
 ARGUMENTS = ["--op", "all_gather", "--shape", "256x64", "--ranks", "2"]
@@ -44,6 +45,8 @@ class FakeRunner:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(gpu_runner, "GpuRunner", FakeRunner)
+    monkeypatch.setattr(detect, "model_at_hand", lambda: "H200")
+    monkeypatch.setattr(detect, "devices", lambda: (object(),))
     app = typer.Typer()
     app.command("bench")(bench.bench)
     return lambda *extra: CliRunner().invoke(app, [*ARGUMENTS, *extra])
@@ -76,3 +79,12 @@ def test_nccl_tests_counts_bandwidth_as_it_does(run: Any) -> None:
 
 def test_an_unknown_format_is_a_usage_error(run: Any) -> None:
     assert run("--format", "xml").exit_code == 2
+
+
+def test_without_a_gpu_that_is_said_before_anything_is_predicted(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detect, "model_at_hand", lambda: None)
+    monkeypatch.setattr(bench, "best_predicted", lambda *arguments: pytest.fail("predicted"))
+    done = run()
+    assert done.exit_code == 1
+    assert done.stderr.startswith("error: bench times schedules on a GPU of the topology; got: no GPU is at hand")
+    assert len(done.stderr.splitlines()) == 1

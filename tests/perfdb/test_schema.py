@@ -6,6 +6,7 @@ import re
 import shutil
 import sqlite3
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import perfdb
 from perfdb import schema
 from perfdb.engine import parse_url
 from perfdb.models import Base
+from tests.perfdb import postgres_server
 
 Make = Callable[..., perfdb.TrialRecord]
 
@@ -206,3 +208,20 @@ def test_a_log_without_its_database_is_not_an_empty_database(filled: Path) -> No
     Path(f"{filled}-wal").write_bytes(b"something")
     with pytest.raises(perfdb.CorruptDatabase, match="-wal"):
         perfdb.open_database(filled)
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql"])
+def test_many_may_start_a_database_at_a_time(
+    request: pytest.FixtureRequest, path: Path, make: Make, engine: str
+) -> None:
+    where = str(path)
+    if engine == "postgresql":
+        server = str(request.getfixturevalue("postgres")).rsplit("/", 1)[0]
+        where = postgres_server.make_database(server, "perfdb_fresh")
+
+    def start(number: int) -> int:
+        with perfdb.open_database(where) as db:
+            return db.record(make(f"s{number}"))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sorted(pool.map(start, range(8))) == list(range(1, 9))

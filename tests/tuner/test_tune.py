@@ -38,7 +38,7 @@ def test_finds_the_best_and_reports_everything(db: Path) -> None:
     assert (result.status, result.source, result.seed) == ("complete", "predicted", 0)
     assert (len(result.trials), result.measured) == (60, 60)
     assert result.trials.schedule.is_unique
-    assert set(result.trials.origin) == {"measured"}
+    assert set(result.trials.origin) == {"evaluated"}
     unfused = min(time_us(SPEC, s) for s in small_space() if s.overlap == "none" and s.compute == "library")
     assert result.baselines["unfused"] == unfused
     assert set(result.baselines) == {"unfused", "chunked"}

@@ -24,7 +24,7 @@ class Bar:
         self._quiet = quiet
         self._progress: Progress | None = None
         self._task: TaskID | None = None
-        self._name = ""
+        self._name = self._once = ""
         self._started = self._said = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -65,6 +65,12 @@ class Bar:
         elif time.monotonic() - self._said >= LINE_EVERY_S:
             self._said = time.monotonic()
             say(f"{name}: {done} of {total}, {self._left(done, total)}" + (f", {note}" if note else ""))
+
+    def say_once(self, text: str) -> None:
+        """A line, unless it was the last one said so."""
+        if not self._quiet and text != self._once:
+            self._once = text
+            say(text)
 
     def _left(self, done: int, total: int) -> str:
         if not done:

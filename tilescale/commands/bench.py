@@ -13,6 +13,7 @@ from tilescale.commands.bar import Bar
 from tilescale.commands.output import UsageError, say, show, show_json, table
 from tilescale.commands.selection import best_predicted, select
 from tilescale.commands.target import AsJson, ScheduleText, Target, takes_targets
+from tilescale.errors import RunnerError
 
 if TYPE_CHECKING:
     from tilescale.runtime.measure import Samples
@@ -58,6 +59,13 @@ def bench(
     """
     if output not in FORMATS:
         raise UsageError("--format is known", output, "one of " + ", ".join(FORMATS))
+    from tilescale.tuner.runners import fits
+
+    for target in targets:
+        good, note = fits(target.spec.topology)
+        if not good:
+            raise RunnerError("bench times schedules on a GPU of the topology", note,
+                              "run it where one is; `tilescale explain` and `tilescale tune` work without")
     rows: list[Row] = []
     source = ""
     for target in targets:

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tilescale.commands.output import FAILED, reported, show, show_json, table
+from tilescale.commands.places import bundle_for, database
 from tilescale.commands.target import AsJson, Target, takes_targets
 
 if TYPE_CHECKING:
     from tilescale.deploy.manifest import Manifest
+    from tilescale.spec.op import Spec
+
+
+def not_for_serving(specs: Iterable[Spec]) -> list[str]:
+    """What a reader must know of a bundle for a machine that is a model of another."""
+    names = sorted({spec.topology.name for spec in specs if spec.topology.kind == "scale_model"})
+    return [f"for measuring, not for serving: on {name} every remote byte is charged to a modelled link" for name in names]
+
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a bundle.")]
 Db = Annotated[str | None, typer.Option("--db", help="Path or URL; the user's own database if left out.")]
-
-
-def database(db: str | None) -> str:
-    """The database that an option names, or the user's own."""
-    import perfdb
-
-    return db if db is not None else perfdb.default_url()
 
 
 @takes_targets
@@ -38,7 +40,8 @@ def export(
     from tilescale.tuner.export import emulated
     from tilescale.tuner.remembered import recall
 
-    results = recall({target.name: target.spec for target in targets}, database(db), source)
+    where, _ = database(db), bundle_for(output, "--output")
+    results = recall({target.name: target.spec for target in targets}, where, source)
     folder = results.export(output, emulated)
     if as_json:
         show_json(
@@ -53,6 +56,8 @@ def export(
         return
     table(["name", "us", "source", "schedule"], [[n, r.best_us, r.source, r.best.label] for n, r in results.items()])
     show(f"bundle: {folder}")
+    for note in not_for_serving(target.spec for target in targets):
+        show(note)
 
 
 def check(folder: Folder, as_json: AsJson = False) -> None:

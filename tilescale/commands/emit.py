@@ -10,6 +10,7 @@ import typer
 
 from tilescale.commands.bar import Bar
 from tilescale.commands.output import FAILED, say, show, show_json, table
+from tilescale.commands.places import folder_for
 from tilescale.commands.selection import best_predicted, select
 from tilescale.commands.target import AsJson, ScheduleText, Target, single, takes_targets
 
@@ -32,6 +33,8 @@ def emit(
     """
     from tilescale import canon
 
+    if output is not None:
+        folder_for(output, "--output")
     program = _program(targets, schedule)
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilescale.commands.bar import Bar
-from tilescale.commands.bundle import Db, database
+from tilescale.commands.bundle import Db
 from tilescale.commands.output import UsageError, reported, say, show, show_json, table
+from tilescale.commands.places import database
 from tilescale.commands.target import AsJson
 from tilescale.errors import nearest
 
@@ -142,13 +143,13 @@ def _experience(
     else:
         import perfdb
 
-        where = database(db)
+        where = database(db, create=True)
         with perfdb.open_database(where) as opened:
             stored = {kind: from_database(opened, kind) for kind in kinds}
         by = {kind: (one.rows, one.notes) for kind, one in stored.items()}
     found = {kind: one for kind, one in by.items() if one[0]}
     if not found and not empty:
-        places = ", ".join(map(str, files)) or database(db)
+        places = ", ".join(map(str, files)) or where
         raise ModelError(NOTHING, f"none of {', '.join(kinds)} in {places}", "tune on a GPU first, or give --space")
     return found
 

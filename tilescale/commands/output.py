@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ import typer
 
 from tilescale.errors import RecipeError, SpecError, TilescaleError, TopologyError
 
-FAILED, USAGE, INTERRUPTED = 1, 2, 130
+FAILED, USAGE, INTERRUPTED, PIPE = 1, 2, 130, 141
 # What was asked for is wrong, as opposed to what was found.
 _ASKED = (RecipeError, SpecError, TopologyError)
 
@@ -39,20 +40,48 @@ def show_json(value: Any) -> None:
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Errors become one message and an exit code: 2 for what was asked, 1 for what was found, 130 interrupted."""
+    """Errors become one message and an exit code: 2 for what was asked, 1 for what was found, 130 interrupted, 141 (and
+    no message) where nobody reads the output any more."""
     try:
         yield
+    except BrokenPipeError:
+        raise typer.Exit(PIPE) from None
+    except OSError as error:
+        say(f"error: {of_system(error)}")
+        raise typer.Exit(FAILED) from error
     except TilescaleError as error:
         say(f"error: {error}")
-        raise typer.Exit(USAGE if isinstance(error, (*_ASKED, UsageError)) else FAILED) from error
-    except KeyboardInterrupt:
-        say("interrupted")
+        asked = isinstance(error, (*_ASKED, UsageError)) or type(error).__name__ == "MissingDatabase"
+        raise typer.Exit(USAGE if asked else FAILED) from error
+    except KeyboardInterrupt as interrupt:
+        say(f"interrupted: {interrupt}" if str(interrupt) else "interrupted")
         raise typer.Exit(INTERRUPTED) from None
     except Exception as error:
         if not _of_database(error):
             raise
         say(f"error: {error}")
         raise typer.Exit(USAGE if type(error).__name__ == "MissingDatabase" else FAILED) from error
+
+
+_REMEDIES = {
+    errno.EACCES: "choose a place that you may use, or change its permissions",
+    errno.EPERM: "choose a place that you may use, or change its permissions",
+    errno.EROFS: "choose a place that can be written",
+    errno.ENOSPC: "free some space, or write elsewhere",
+    errno.EDQUOT: "free some space, or write elsewhere",
+    errno.ENOTDIR: "a part of the path is a file: choose another path",
+    errno.EISDIR: "name a file, not a folder",
+    errno.EEXIST: "choose another path",
+    errno.ENOENT: "check the path",
+}
+
+
+def of_system(error: OSError) -> TilescaleError:
+    """What the operating system refused, with the path and the remedy."""
+    paths = [str(path) for path in (error.filename, error.filename2) if path is not None]
+    what = " and ".join(paths) or "the output"
+    remedy = _REMEDIES.get(error.errno or 0, "choose another path")
+    return TilescaleError(f"{what} can be used", error.strerror or str(error), remedy)
 
 
 def _of_database(error: Exception) -> bool:

@@ -10,6 +10,7 @@ import typer
 
 from tilescale.commands.bar import Bar
 from tilescale.commands.output import FAILED, say, show, show_json
+from tilescale.commands.places import folder_for
 from tilescale.commands.selection import best_predicted, select, spread
 from tilescale.commands.target import AsJson, ScheduleText, Target, takes_targets
 
@@ -107,6 +108,7 @@ def emulate(
     if replay is not None:
         _replay(replay)
         return
+    folder_for(keep, "--keep")
     found = []
     with Bar() as bar:
         for target in targets:

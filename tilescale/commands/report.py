@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from tilescale.commands.bundle import Db, database
+from tilescale.commands.bundle import Db
 from tilescale.commands.output import reported, show
+from tilescale.commands.places import database, file_for
 from tilescale.errors import MissingDependency
 
 
@@ -23,6 +24,7 @@ def report(
     One HTML file with everything inside: it opens without a network and can be sent to somebody.
     """
     with reported():
+        file_for(output, "--output")
         import perfdb
         from tilescale.report.data import gather
 

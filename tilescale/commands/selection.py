@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def select(target: Target, text: str | None) -> tuple[Schedule, ...]:
     """The feasible schedules that `text` means, in canonical order: all of them for None.
 
-    Raises UsageError for a malformed text or a knob without that value, ScheduleError where nothing feasible is meant.
+    Raises UsageError for a malformed text, an unknown digest or a knob without that value,
+    ScheduleError where nothing feasible is meant.
     """
     if text is None:
         found = target.space.schedules
@@ -26,8 +27,9 @@ def select(target: Target, text: str | None) -> tuple[Schedule, ...]:
     else:
         found = tuple(schedule for schedule in target.space if schedule.digest.startswith(text))
         if not found:
-            raise ScheduleError(
-                f"a schedule of {target.name} has a digest that starts so", text, "`tilescale space --list` shows them"
+            raise UsageError(
+                f"--schedule: a schedule of {target.name} has a digest that starts so", repr(text),
+                "`tilescale space --list` shows them",
             )
     if not found:
         raise ScheduleError(

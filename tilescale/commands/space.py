@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from tilescale.commands.bar import Bar
-from tilescale.commands.output import show, show_json, table
+from tilescale.commands.output import UsageError, show, show_json, table
+from tilescale.commands.places import folder_for
 from tilescale.commands.selection import select
 from tilescale.commands.target import AsJson, ScheduleText, Target, takes_targets
 
@@ -20,13 +21,20 @@ def space(
     schedule: ScheduleText = None,
     listed: Annotated[bool, typer.Option("--list", help="Every feasible schedule.")] = False,
     record: Annotated[
-        Path | None, typer.Option("--record", help="Folder to write a space of predicted times to, for replay.")
+        bool, typer.Option("--record", help="Record predicted times, which `tune` then replays where there is no GPU.")
+    ] = False,
+    spaces: Annotated[
+        Path | None, typer.Option("--spaces", help="With --record: the folder; the user's own, which `tune` searches.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Count feasible schedules and rejections."""
-    if record is not None:
-        _record(targets, record, as_json)
+    if spaces is not None and not record:
+        raise UsageError("--spaces goes with --record", str(spaces), "add --record, or leave it out")
+    if record:
+        from tilescale.runtime.replay import user_folder
+
+        _record(targets, folder_for(spaces or user_folder(), "--spaces"), as_json)
         return
     found = [_facts(target, schedule, listed) for target in targets]
     if as_json:

@@ -25,7 +25,7 @@ DEFAULT_RANKS = 4
 Shape = Annotated[str | None, typer.Option("--shape", help="With --op: MxNxK, or RxC of a tensor.")]
 Op = Annotated[str | None, typer.Option("--op", help="Instead of a recipe: ag_gemm, all_gather, ...")]
 Dtype = Annotated[str, typer.Option("--dtype", help="With --op.")]
-Ranks = Annotated[int | None, typer.Option("--ranks", help=f"With --op; {DEFAULT_RANKS} if left out.")]
+Ranks = Annotated[int | None, typer.Option("--ranks", min=1, help=f"With --op; {DEFAULT_RANKS} if left out.")]
 TopologyName = Annotated[
     str | None, typer.Option("--topology", help=f"NAME, scale_model:NAME, shared_gpu or FILE.toml; {DEFAULT_TOPOLOGY}.")
 ]
@@ -158,9 +158,9 @@ def topology_named(text: str, ranks: int | None) -> Topology:
     from tilescale.spec.topology import Topology
 
     if text == "shared_gpu":
-        return Topology.shared_gpu(ranks or DEFAULT_RANKS)
+        return Topology.shared_gpu(DEFAULT_RANKS if ranks is None else ranks)
     if text.startswith("scale_model:"):
-        return Topology.scale_model(text.removeprefix("scale_model:"), ranks or DEFAULT_RANKS)
+        return Topology.scale_model(text.removeprefix("scale_model:"), DEFAULT_RANKS if ranks is None else ranks)
     topology = Topology.load(text) if text.endswith(".toml") else Topology.named(text)
     return topology if ranks is None else topology.with_ranks(ranks)
 

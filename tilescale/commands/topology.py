@@ -20,7 +20,7 @@ Name = Annotated[
 
 def topology(
     name: Name = None,
-    ranks: Annotated[int | None, typer.Option("--ranks", help="How many of its GPUs, or virtual ranks.")] = None,
+    ranks: Annotated[int | None, typer.Option("--ranks", min=1, help="How many of its GPUs, or virtual ranks.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Describe machines, and say if a GPU is here."""

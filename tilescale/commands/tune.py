@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,27 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilescale.commands.bar import Bar
-from tilescale.commands.bundle import Db, database
-from tilescale.commands.output import FAILED, INTERRUPTED, UsageError, reported, say, show, show_json, table
-from tilescale.commands.target import (
-    DEFAULT_TOPOLOGY,
-    AsJson,
-    Declared,
-    Dtype,
-    Op,
-    Ranks,
-    Shape,
-    TopologyName,
-    Workload,
-    declare,
-    topology_named,
-)
-from tilescale.errors import nearest
+from tilescale.commands.bundle import Db, not_for_serving
+from tilescale.commands.jobs import Job, jobs_of, ready
+from tilescale.commands.output import FAILED, INTERRUPTED, reported, say, show, show_json, table
+from tilescale.commands.target import AsJson, Declared, Dtype, Op, Ranks, Shape, TopologyName, Workload
 
 if TYPE_CHECKING:
-    from tilescale.spec.op import Spec
     from tilescale.tuner.progress import Progress
-    from tilescale.tuner.recipe import Tuning
     from tilescale.tuner.result import Result, Results
 
 Recipes = Annotated[list[Path] | None, typer.Argument(help="Recipes (TOML).", show_default=False)]
@@ -40,18 +27,6 @@ Strategy = Annotated[str | None, typer.Option("--strategy", help="model, random,
 Export = Annotated[Path | None, typer.Option("--export", help="Folder of the bundle; bundle/NAME if left out.")]
 SHOWN = 10
 DEFAULT_TOKENS = 4096
-
-
-@dataclass(frozen=True)
-class Job:
-    """One call of `tune`: named specs, their restriction, and where the bundle goes."""
-
-    name: str
-    specs: Mapping[str, Spec]
-    restrict: Mapping[str, tuple[str | int, ...]]
-    tuning: Tuning
-    folder: Path
-    notes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -67,8 +42,8 @@ def tune(
     recipes: Recipes = None,
     workload: Workload = None,
     model: Model = None,
-    tp: Annotated[int, typer.Option("--tp", help="With --model: number of ranks.")] = 8,
-    m: Annotated[int, typer.Option("--m", help="With --model: rows (tokens).")] = DEFAULT_TOKENS,
+    tp: Annotated[int, typer.Option("--tp", min=1, help="With --model: number of ranks.")] = 8,
+    m: Annotated[int, typer.Option("--m", min=1, help="With --model: rows (tokens).")] = DEFAULT_TOKENS,
     op: Op = None,
     shape: Shape = None,
     dtype: Dtype = "bfloat16",
@@ -82,6 +57,12 @@ def tune(
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Do not measure again what is stored.")] = True,
     export: Export = None,
     bundle: Annotated[bool, typer.Option("--bundle/--no-bundle", help="Write a bundle.")] = True,
+    spaces: Annotated[
+        Path | None, typer.Option("--spaces", help="Recorded spaces to replay, before the user's own and the shipped.")
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait for another tune of the same work in the database.")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Search, prove, emulate and export.
@@ -90,9 +71,11 @@ def tune(
     """
     with reported():
         declared = Declared(op, shape, dtype, ranks, topology)
-        jobs = _jobs(recipes or [], workload, (model, tp, m), declared, export)
+        jobs = jobs_of(recipes or [], workload, (model, tp, m), declared, export)
         chosen = {"trials": trials, "seconds": seconds, "seed": seed, "strategy": strategy}
-        outcomes = [_run(job, chosen, db, resume, bundle, as_json) for job in jobs]
+        where = ready(jobs, chosen, db, bundle, spaces)
+        options = {"resume": resume, "spaces": spaces, "wait": wait}
+        outcomes = [_run(job, chosen, where, options, bundle, as_json) for job in jobs]
         if as_json:
             show_json({"jobs": outcomes})
         if any(outcome["status"] == "interrupted" for outcome in outcomes):
@@ -101,54 +84,12 @@ def tune(
             raise typer.Exit(FAILED)
 
 
-def _jobs(
-    recipes: list[Path],
-    workload: str | None,
-    model: tuple[str | None, int, int],
-    declared: Declared,
-    export: Path | None,
-) -> list[Job]:
-    from tilescale.tuner.models import read_model
-    from tilescale.tuner.recipe import Recipe, Tuning, read
-
-    given = [bool(recipes), model[0] is not None, declared.op is not None]
-    if sum(given) != 1:
-        raise UsageError(
-            "tune works on RECIPES, on --model or on --op", f"{sum(given)} of them", "give one of the three"
-        )
-    if declared.op is not None:
-        spec = declare(declared)
-        return [Job(spec.op, {spec.op: spec}, {}, Tuning(), export or Path("bundle") / spec.op)]
-    notes: tuple[str, ...] = ()
-    read_recipes: list[Recipe] = []
-    if model[0] is not None:
-        machine = topology_named(declared.topology or DEFAULT_TOPOLOGY, model[1])
-        recipe, skipped = read_model(model[0], machine, model[2], declared.dtype)
-        notes = tuple(f"left out {name}: {why}" for name, why in skipped.items())
-        read_recipes.append(recipe)
-    else:
-        read_recipes = [read(path) for path in recipes]
-    jobs = []
-    for recipe in read_recipes:
-        specs = recipe.specs if workload is None else {workload: recipe.spec(workload)}
-        folder = recipe.export or Path("bundle") / recipe.path.stem
-        if export is not None:
-            folder = export if len(read_recipes) == 1 else export / recipe.path.stem
-        jobs.append(Job(recipe.title, specs, dict(recipe.restrict), recipe.tuning, folder, notes))
-    return jobs
-
-
 def _run(
-    job: Job, chosen: Mapping[str, Any], db: str | None, resume: bool, bundle: bool, as_json: bool
+    job: Job, chosen: Mapping[str, Any], where: str, options: Mapping[str, Any], bundle: bool, as_json: bool
 ) -> dict[str, Any]:
     from tilescale.tuner.runners import gpu_note
-    from tilescale.tuner.strategy import STRATEGIES
     from tilescale.tuner.tune import tune as search
 
-    strategy = chosen["strategy"]
-    if strategy is not None and strategy not in STRATEGIES:
-        raise UsageError("--strategy is known", repr(strategy), nearest(strategy, STRATEGIES.names()))
-    where = database(db)
     heading = [job.name, gpu_note(), f"database: {where}", *job.notes]
     for line in heading:
         (say if as_json else show)(line)
@@ -158,15 +99,19 @@ def _run(
         if chosen[name] is not None or getattr(job.tuning, name) is not None
     }
     with Bar() as bar:
-        results = search(
-            dict(job.specs),
-            db=where,
-            resume=resume,
-            space=job.restrict,
-            progress=_reporter(bar),
-            command=f"tilescale tune ({job.name})",
-            **settings,
-        )
+        try:
+            results = search(
+                dict(job.specs),
+                db=where,
+                space=job.restrict,
+                progress=_reporter(bar),
+                command=f"tilescale tune ({job.name})",
+                **options,
+                **settings,
+            )
+        except KeyboardInterrupt as interrupt:
+            kept = str(interrupt) or "nothing was finished yet"
+            raise KeyboardInterrupt(f"{kept}; {where} keeps what it held, and the same command begins again") from None
         checks = {name: _check(result, bar) for name, result in results.items()}
     if not as_json:
         for name, result in results.items():
@@ -175,7 +120,7 @@ def _run(
     exported = ""
     if bundle and not failed and results.status != "interrupted":
         exported = str(results.export(job.folder, lambda result: checks[result.name].emulation))
-    _farewell(results, failed, exported, as_json)
+    _farewell(results, failed, exported, where, as_json)
     return {
         "name": job.name,
         "database": where,
@@ -189,6 +134,10 @@ def _run(
 
 def _reporter(bar: Bar) -> Any:
     def report(progress: Progress) -> None:
+        if progress.stage == "wait":
+            bar.say_once(f"{progress.name}: another tune of this is at work in the database; waiting for it "
+                         "(--no-wait goes on at once)")
+            return
         if progress.stage == "predict":
             bar.update(f"predicting {progress.name}", progress.done, progress.total)
             return
@@ -196,7 +145,7 @@ def _reporter(bar: Bar) -> Any:
             f"fastest {progress.best_us:.1f} us ({progress.best})" if progress.best_us is not None else "none good yet"
         )
         failed = f", {progress.failed} failed" if progress.failed else ""
-        note = f"{best}{failed}, {progress.measured} measured, {progress.seconds_left:.0f} s of the budget left"
+        note = f"{best}{failed}, {progress.measured} evaluated now, {progress.seconds_left:.0f} s of the budget left"
         bar.update(f"tuning {progress.name}", progress.done, progress.total, note)
 
     return report
@@ -230,15 +179,16 @@ def _show(result: Result, checks: Checks) -> None:
         show(note)
     failures = ", ".join(f"{number} {status}" for status, number in result.failures.items())
     stored = f"{count - result.measured} from the database" + (f"; failed: {failures}" if failures else "")
-    show(f"{result.status}: {count} candidates, {result.measured} measured now, {stored}")
+    show(f"{result.status}: {count} candidates, {result.measured} evaluated now ({result.source}), {stored}")
     show(f"fastest schedules ({result.source}):")
-    table(
-        ["us", "source", "predicted us", "schedule", "digest", ""],
-        [
-            [t.time_us, t.source, t.predicted_us, t.schedule.label, t.schedule.digest, _mark(result, t.schedule)]
-            for t in result.top(SHOWN)
-        ],
-    )
+    rows = [
+        [t.time_us, t.source, t.predicted_us, t.schedule.label, t.schedule.digest, _mark(result, t.schedule)]
+        for t in result.top(SHOWN)
+    ]
+    columns = ["us", "source", "predicted us", "schedule", "digest", ""]
+    if result.source == "predicted":  # the same number twice
+        columns, rows = columns[:2] + columns[3:], [row[:2] + row[3:] for row in rows]
+    table(columns, rows)
     for name, us in result.baselines.items():
         show(f"baseline {name}: {us:.2f} us ({result.source}), {us / result.best_us:.2f} of the chosen schedule's time")
     show(f"chosen: {result.best.label}, {result.best_us:.2f} us ({result.source}): {result.reason}")
@@ -250,16 +200,21 @@ def _mark(result: Result, schedule: object) -> str:
     return "chosen" if schedule == result.best else "tie" if schedule in result.ties else ""
 
 
-def _farewell(results: Results, failed: list[str], exported: str, as_json: bool) -> None:
+def _farewell(results: Results, failed: list[str], exported: str, where: str, as_json: bool) -> None:
     tell = say if as_json else show
     if failed:
         say(f"error: the chosen schedule of {', '.join(failed)} was not shown right; nothing was exported")
     if exported:
         tell(f"\nbundle: {exported} (tilescale bundle check {exported})")
+        for note in not_for_serving(result.spec for result in results.values()):
+            tell(note)
+    for source in sorted({result.source for result in results.values()}):
+        tell(f"to look at the times: perfdb best --source {source} --db {shlex.quote(where)}")
     if results.status == "interrupted":
-        say("interrupted; finished measurements are kept, and the same command goes on from there")
+        kept = ", ".join(f"{name}: {len(result.rows)} candidates" for name, result in results.items())
+        say(f"interrupted; what is finished is kept in {where} ({kept}), and the same command goes on from there")
     else:
-        tell("the same command answers from the database; more --trials goes on from here, --no-resume measures again")
+        tell("the same command answers from the database; more --trials goes on from here, --no-resume begins again")
 
 
 def _facts(result: Result, checks: Checks) -> dict[str, Any]:
@@ -276,7 +231,7 @@ def _facts(result: Result, checks: Checks) -> dict[str, Any]:
         "baselines_us": dict(result.baselines),
         "ties": [schedule.digest for schedule in result.ties],
         "candidates": len(result.rows),
-        "measured": result.measured,
+        "evaluated": result.measured,
         "failures": result.failures,
         "seed": result.seed,
         "session": result.session,

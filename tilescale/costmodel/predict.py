@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tilescale.arguments import check_schedule, check_spec
 from tilescale.costmodel import analytic
 from tilescale.costmodel.analytic import Prediction
 from tilescale.costmodel.costs import DEFAULT, Parameters
@@ -26,8 +27,10 @@ def predict(spec: Spec, schedule: Schedule, plan: Plan | None = None, parameters
     The model that `tilescale model fit` wrote for the measurements of this kind of topology answers, where there is one
     that was fitted on this operation and GPU model; else, and for `parameters` of the caller's own, the analytic model.
     A model that cannot be loaded is said once, as a warning, and left out. Raises ScheduleError where the spec has no
-    kernels.
+    kernels, SpecError or ScheduleError for an argument that is no spec or no schedule.
     """
+    check_spec(spec)
+    check_schedule(schedule)
     prior = analytic.predict(spec, schedule, plan, parameters)
     model = model_for(spec) if parameters == DEFAULT else None
     return prior if model is None else model.predict(spec, schedule, prior)

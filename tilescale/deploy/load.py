@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tilescale.arguments import check_path
 from tilescale.deploy import bundle as bundles
 from tilescale.deploy.checking import check_files
 from tilescale.deploy.cuda_driver import find_driver
@@ -95,6 +96,7 @@ def load(
     "library" gives operations that run torch.distributed and torch.mm, as do shapes that were not tuned.
     `time_limit_s`: how long a kernel waits for a peer before it gives up and reports. `find`: a driver of one's own.
     """
+    check_path(path, "a bundle", BundleError)
     if on_mismatch not in (ERROR, LIBRARY):
         remedy = nearest(str(on_mismatch), (ERROR, LIBRARY))
         raise BundleError('on_mismatch is "error" or "library"', repr(on_mismatch), remedy)

@@ -84,9 +84,13 @@ class Prior:
     @cached_property
     def times_us(self) -> tuple[float, ...]:
         """A time for every schedule, in the order of `schedules`; exact where it was predicted."""
-        if len(self.schedules) <= self._exact:
-            return tuple(self.us(schedule) for schedule in self.schedules)
-        return self._estimated()
+        exact = len(self.schedules) <= self._exact
+        times = tuple(self.us(schedule) for schedule in self.schedules) if exact else self._estimated()
+        if self._predictor is analytic:
+            from tilescale.costmodel.memo import save
+
+            save(self.spec)
+        return times
 
     @cached_property
     def ranked(self) -> tuple[Schedule, ...]:

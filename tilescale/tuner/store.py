@@ -6,9 +6,10 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tilescale.errors import RunnerError
+from tilescale.arguments import shown
+from tilescale.errors import RunnerError, TilescaleError
 from tilescale.runtime.measure import Measurement, Samples
 from tilescale.schedules.schedule import Schedule
 from tilescale.tuner import records
@@ -19,14 +20,43 @@ if TYPE_CHECKING:
 
 
 @contextmanager
+def catchable() -> Iterator[None]:
+    """What the database raises inside the block is a TilescaleError too, and stays of its own class."""
+    import perfdb
+
+    try:
+        yield
+    except perfdb.DatabaseError as error:
+        if isinstance(error, TilescaleError):
+            raise
+        raise _both(type(error), error.rule, error.actual, error.remedy) from error
+
+
+_OF_BOTH: dict[type[Exception], Any] = {}
+
+
+def _both(kind: type[Exception], rule: str, actual: object, remedy: str) -> Exception:
+    """An error of the database that is a TilescaleError as well: the database does not import this package."""
+    made = _OF_BOTH.get(kind)
+    if made is None:
+        again = {"__reduce__": lambda self: (_both, (kind, self.rule, self.actual, self.remedy))}
+        made = _OF_BOTH[kind] = type(kind.__name__, (TilescaleError, kind), again)
+    error: Exception = made(rule, actual, remedy)
+    return error
+
+
+@contextmanager
 def opened(where: str | Path | perfdb.Database | None, create: bool = True) -> Iterator[perfdb.Database]:
     """The database at a path or URL; one that lives as long as the block for None; an open one as it is.
 
-    Without `create`, perfdb.MissingDatabase where there is none.
+    Without `create`, perfdb.MissingDatabase where there is none. Errors of the database, also inside the block, are
+    TilescaleErrors as well. Raises RunnerError for what names no database.
     """
     import perfdb
 
-    with ExitStack() as stack:
+    if not isinstance(where, str | Path | perfdb.Database | None) or where == "":
+        raise RunnerError("a database is a path, a URL or an open one", shown(where), 'for example db="perf.db"')
+    with catchable(), ExitStack() as stack:
         if isinstance(where, perfdb.Database):
             yield where
             return
@@ -89,7 +119,7 @@ class Store:
             measurement.schedule,
             measurement.status,
             measurement.source,
-            "measured",
+            "evaluated",
             trial_id,
             measurement.value_us if measurement.ok else None,
             predicted_us,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from tilescale.runtime.measure import Samples
 from tilescale.schedules.schedule import Schedule
 
-# How a trial came about: measured in this search; stored earlier and proposed again; or stored earlier, not proposed
+# How a trial came about: evaluated in this search; stored earlier and proposed again; or stored earlier, not proposed
 # again, and still the best that is known.
-ORIGINS = ("measured", "resumed", "remembered")
+ORIGINS = ("evaluated", "resumed", "remembered")
 
 
 @dataclass(frozen=True)

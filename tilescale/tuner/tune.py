@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
+from tilescale.arguments import check_path, check_runner, check_spec, shown
 from tilescale.errors import RunnerError, ScheduleError, SpecError
 from tilescale.runtime.runner import Runner
 from tilescale.schedules.knob import Value
@@ -21,12 +23,13 @@ from tilescale.tuner.interrupt import Guard
 from tilescale.tuner.prior import Predictor, Prior, analytic
 from tilescale.tuner.progress import Progress, Report, silent
 from tilescale.tuner.result import Result, Results
-from tilescale.tuner.runners import Choice, choose
+from tilescale.tuner.runners import REMEDY, Choice, choose, no_times, without_times
 from tilescale.tuner.search import Budget, Search
 from tilescale.tuner.store import Store, opened
 from tilescale.tuner.strategy import STRATEGIES, Context, Strategy
 from tilescale.tuner.ties import Verdict, decide
 from tilescale.tuner.trial import Trial
+from tilescale.tuner.turns import turn
 
 if TYPE_CHECKING:
     import perfdb
@@ -47,6 +50,9 @@ class Settings:
     strategy: str
     report: Report
     predictor: Predictor
+    spaces: Path | None = None
+    turns: bool = True
+    wait: bool = True
     guard: Guard = field(default_factory=Guard)
 
     def __post_init__(self) -> None:
@@ -57,6 +63,8 @@ class Settings:
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
             raise RunnerError("seed is an integer from 0 to 2^32 - 1", self.seed, "for example seed=0")
         STRATEGIES[self.strategy]
+        if self.runner is not None:
+            check_runner(self.runner)
 
 
 @overload
@@ -74,6 +82,8 @@ def tune(
     progress: Report | None = ...,
     command: str = ...,
     predictor: Predictor = ...,
+    spaces: str | Path | None = ...,
+    wait: bool = ...,
 ) -> Result: ...
 @overload
 def tune(
@@ -90,6 +100,8 @@ def tune(
     progress: Report | None = ...,
     command: str = ...,
     predictor: Predictor = ...,
+    spaces: str | Path | None = ...,
+    wait: bool = ...,
 ) -> Results: ...
 def tune(
     spec: Spec | Mapping[str, Spec],
@@ -105,6 +117,8 @@ def tune(
     progress: Report | None = None,
     command: str = "",
     predictor: Predictor = analytic,
+    spaces: str | Path | None = None,
+    wait: bool = True,
 ) -> Result | Results:
     """The fastest schedule of `spec`; of a mapping of names to specs, one Result each, tuned in one session.
 
@@ -113,24 +127,27 @@ def tune(
     nothing after the call. With `resume`, what is stored for the same work, machine and source is not measured again.
     `runner`: None replays the recorded space of the spec; a runner that is given stays open. `space`: a restriction
     (knob name to allowed values) or a Space. `strategy`: one of STRATEGIES. `progress`: called with Progress values.
-    `predictor(spec, schedule)`: the prior, with `.us`.
+    `predictor(spec, schedule)`: the prior, with `.us`. `spaces`: a folder of recorded spaces that is looked at first.
+    Two searches of one key in one SQLite file take turns; without `wait` the second goes on at once.
 
     Ctrl-C and SIGTERM end the search; what was measured is kept and the result says "interrupted". KeyboardInterrupt
     is raised where there is no result yet. Raises SpecError for a spec without kernels, ScheduleError where no schedule
-    is feasible (with the rejections by constraint), RunnerError where there are no times or no candidate succeeded.
+    is feasible (with the rejections by constraint), RunnerError where there are no times or no candidate succeeded. What
+    the database raises is a TilescaleError as well as a perfdb.DatabaseError.
     """
-    settings = Settings(trials, seconds, seed, runner, resume, strategy, progress or silent, predictor)
-    specs = {spec.op: spec} if isinstance(spec, Spec) else dict(spec)
-    if not specs:
-        raise SpecError("there is something to tune", "no specs", "give at least one")
-    spaces = {name: _space(name, one, space) for name, one in specs.items()}
-    if runner is None:
-        for one in specs.values():
-            choose(one).runner.close()  # what cannot be measured at all is said before anything is searched
+    if spaces is not None:
+        check_path(spaces, "spaces", RunnerError)
+    folder = None if spaces is None else Path(spaces)
+    settings = Settings(trials, seconds, seed, runner, resume, strategy, progress or silent, predictor, folder,
+                        turns=db is not None, wait=wait)
+    specs = _specs(spec)
+    searched = {name: _space(name, one, space) for name, one in specs.items()}
+    if runner is None and (lacking := without_times(specs.values(), folder)):
+        raise no_times(lacking, REMEDY)  # said before anything is searched
     with settings.guard.installed(), opened(db) as database:
         session = database.start_session(seed=seed, command=command or f"tune {', '.join(specs)}")
         try:
-            results = _tune_all(spaces, database, session, settings)
+            results = _tune_all(searched, database, session, settings)
         except KeyboardInterrupt:
             database.end_session(session, "interrupted")
             raise
@@ -139,6 +156,20 @@ def tune(
             raise
         database.end_session(session, results.status)
     return results[spec.op] if isinstance(spec, Spec) else results
+
+
+def _specs(spec: object) -> dict[str, Spec]:
+    """The specs to tune, by name. Raises SpecError for anything else."""
+    if isinstance(spec, Spec):
+        return {spec.op: spec}
+    if not isinstance(spec, Mapping):
+        raise SpecError("what is tuned is a spec, or a mapping of names to specs", shown(spec),
+                        "declare one, such as ts.matmul(...)")
+    for one in spec.values():
+        check_spec(one)
+    if not spec:
+        raise SpecError("there is something to tune", "no specs", "give at least one")
+    return dict(spec)
 
 
 def _space(name: str, spec: Spec, space: Restriction | Space | None) -> Space:
@@ -176,20 +207,24 @@ def _tune_all(spaces: Mapping[str, Space], db: perfdb.Database, session: int, se
 
 def _tune_one(name: str, space: Space, db: perfdb.Database, session: int, settings: Settings) -> Result:
     started = time.monotonic()
-    choice = Choice(settings.runner, "") if settings.runner is not None else choose(space.spec)
+    choice = Choice(settings.runner, "") if settings.runner is not None else choose(space.spec, settings.spaces)
     runner = choice.runner
     notes = [choice.note] if choice.note else []
-    try:
-        store = Store(db, records.key_of(space.spec, runner), session, settings.resume)
+    waited = Progress(name, "wait", 0, 1)
+    with ExitStack() as stack:
+        if settings.runner is None:
+            stack.callback(runner.close)
+        key = records.key_of(space.spec, runner)
+        if settings.turns:
+            stack.enter_context(turn(db, key, settings.wait, lambda: settings.report(waited)))
+            started = time.monotonic()  # waiting is no part of the budget
+        store = Store(db, key, session, settings.resume)
         space = _answerable(space, runner)
         _compile_ahead(runner, space)
         search = _search(name, space, runner, store, started + settings.seconds, settings)
         if settings.resume and (stale := store.stale_note(space.schedules[0])):
             notes.append(stale)
         search.run()
-    finally:
-        if settings.runner is None:
-            runner.close()
     return _result(search, settings.seed, tuple(notes))
 
 
@@ -230,7 +265,8 @@ def _result(search: Search, seed: int, notes: tuple[str, ...]) -> Result:
     verdict = decide(search.context.spec, trials, search.store.samples)
     if verdict is None:
         if search.status == "interrupted":
-            raise KeyboardInterrupt
+            kept = f"{len(trials)} finished, none of them good, and kept" if trials else "nothing was finished"
+            raise KeyboardInterrupt(f"{search.name}: {kept}")
         raise RunnerError(f"a candidate of {search.name} succeeds", _failed(trials), _first_message(trials))
     if search.status != "interrupted":
         _store_decision(search, verdict)
