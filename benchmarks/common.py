@@ -12,11 +12,6 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("tilescale/**/*.py", "tilescale/**/*.cuh", "tilescale/**/*.hpp", "perfdb/**/*.py", "benchmarks/**/*.py")
 
 
-def without_this_folder() -> None:
-    """Take the folder of the scripts off the path, for imports of packages that a folder here is named like."""
-    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT / "benchmarks"]
-
-
 def version() -> str:
     """16 hexadecimal digits over the names and bytes of the sources."""
     total = hashlib.sha256()

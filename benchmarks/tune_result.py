@@ -13,15 +13,14 @@ from typing import Any
 
 import common
 
+import perfdb
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("database", type=Path)
     parser.add_argument("-o", "--output", type=Path, required=True)
     given = parser.parse_args()
-    common.without_this_folder()  # benchmarks/perfdb is not the package
-    import perfdb
-
     with perfdb.open_database(given.database) as db:
         trials = perfdb.trials(db)
         rows: list[dict[str, Any]] = []

@@ -7,7 +7,7 @@ that a short history has to show more. It is reported if the deviate passes a th
 quarters of the new runs agree with each other within the noise, four fifths of these lie on the far side of the middle
 between the levels, and the step is above a floor, both absolute and relative to the noise.
 
-The constants were chosen by `benchmarks/perfdb/bench_regress.py --tune` on seeds that its report does not use.
+The constants were chosen by `benchmarks/database/bench_regress.py --tune` on seeds that its report does not use.
 """
 
 from __future__ import annotations

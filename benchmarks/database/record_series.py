@@ -1,6 +1,6 @@
 """Record series for `bench_regress.py`: the same kernels again and again, alternating.
 
-    python benchmarks/perfdb/record_series.py OUT.json [RUNS]
+    python benchmarks/database/record_series.py OUT.json [RUNS]
 
 With torch and a GPU, bfloat16 kernels timed by CUDA events; without, numpy kernels timed by the CPU time of this
 process. A run is the median of `TIMINGS` timings, as a nightly run would be; runs of different kernels alternate, so
