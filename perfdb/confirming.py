@@ -81,7 +81,11 @@ def confirm(db: Database, finding: Finding, measure: Confirmer, rounds: int = RO
     if finding.change is None:
         return finding
     before, after = (_side(db, finding.line.trials[at], finding) for at in (finding.first - 1, finding.first))
-    pairs = list(measure(Request(before, after, rounds)))
+    try:
+        pairs = list(measure(Request(before, after, rounds)))
+    except Exception as error:
+        rule = "the confirmer measures both sides"
+        raise DatabaseError(rule, f"{type(error).__name__}: {error}", "mend that, or leave --confirm out") from error
     if len(pairs) < 5 or not all(a > 0 and b > 0 and math.isfinite(a) and math.isfinite(b) for a, b in pairs):
         raise RecordError("a confirmation returns at least 5 pairs of times above 0", pairs[:3], "mend the confirmer")
     ratios = sorted(math.log(new / old) for old, new in pairs)

@@ -213,13 +213,13 @@ def test_the_command_fails_on_a_confirmed_regression_alone(
     assert suspected.exit_code == 0
     assert [row["kind"] for row in json.loads(suspected.stdout)] == ["regression", "improvement", "missing"]
     assert run(*asked(url), "--fail-on", "suspected").exit_code == 1
-    none = run(*asked(url), "--confirm")
+    none = run(*asked(url), "--confirm", "--confirm-with", "machine")
     assert none.exit_code == 1
     assert "entry point group perfdb.confirm" in none.stderr
     plugin(105.0)
-    assert confirmer()(Request(None, None, 5)) == [(100.0, 105.0)] * 5  # type: ignore[arg-type]
+    assert confirmer("machine")(Request(None, None, 5)) == [(100.0, 105.0)] * 5  # type: ignore[arg-type]
     report = tmp_path / "summary.md"
-    confirmed = run(*asked(url), "--confirm", "--markdown", str(report))
+    confirmed = run(*asked(url), "--confirm", "--confirm-with", "machine", "--markdown", str(report))
     assert confirmed.exit_code == 1
     assert "1 regressions confirmed" in confirmed.stderr
     assert "1 slower (1 confirmed)" in report.read_text()
@@ -229,10 +229,18 @@ def test_the_command_fails_on_a_confirmed_regression_alone(
     assert run(*asked(url)).exit_code == 0
 
 
+def test_a_confirmer_that_cannot_measure_is_named(watched: perfdb.Database) -> None:
+    def broken(request: Request) -> list[tuple[float, float]]:
+        raise OSError("no GPU is at hand")
+
+    with pytest.raises(perfdb.DatabaseError, match="OSError: no GPU is at hand"):
+        confirm(watched, finding(watched), broken)
+
+
 def test_the_command_passes_a_dismissed_regression(
     watched: perfdb.Database, url: str, plugin: Callable[[float], None]
 ) -> None:
     plugin(100.0)
-    dismissed = run(*asked(url), "--confirm", "--csv")
+    dismissed = run(*asked(url), "--confirm", "--confirm-with", "machine", "--csv")
     assert dismissed.exit_code == 0
     assert "dismissed" in dismissed.stdout
