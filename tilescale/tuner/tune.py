@@ -23,6 +23,7 @@ from tilescale.tuner.interrupt import Guard
 from tilescale.tuner.prior import Predictor, Prior, analytic
 from tilescale.tuner.progress import Progress, Report, silent
 from tilescale.tuner.result import Result, Results
+from tilescale.tuner.revision import revision
 from tilescale.tuner.runners import REMEDY, Choice, choose, no_times, without_times
 from tilescale.tuner.search import Budget, Search
 from tilescale.tuner.store import Store, opened
@@ -145,7 +146,8 @@ def tune(
     if runner is None and (lacking := without_times(specs.values(), folder)):
         raise no_times(lacking, REMEDY)  # said before anything is searched
     with settings.guard.installed(), opened(db) as database:
-        session = database.start_session(seed=seed, command=command or f"tune {', '.join(specs)}")
+        told = command or f"tune {', '.join(specs)}"
+        session = database.start_session(seed=seed, command=told, revision=revision())
         try:
             results = _tune_all(searched, database, session, settings)
         except KeyboardInterrupt:
