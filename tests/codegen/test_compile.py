@@ -5,6 +5,8 @@ from __future__ import annotations
 import builtins
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -313,3 +315,15 @@ def test_no_compiler_outlives_its_parent(tmp_path: Path, number: signal.Signals)
     left, code = end_and_list_orphans(HANGING.replace("CACHE", repr(str(tmp_path))), number)
     assert left == []
     assert code == -number
+
+
+def test_the_version_of_nvrtc_does_not_depend_on_who_loaded_it() -> None:
+    """torch may have loaded it first; the version is part of the cache's keys and of a database's environment."""
+    ask = "from tilescale.codegen.nvrtc_worker import nvrtc_version; print(nvrtc_version())"
+    first = "import ctypes; from cuda.pathfinder import load_nvidia_dynamic_lib as load; "
+    path = subprocess.run([sys.executable, "-c", first + "print(load('nvrtc').abs_path)"], capture_output=True, text=True,
+                          check=True).stdout.strip()
+    said = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+            for code in (ask, f"import ctypes; ctypes.CDLL({path!r}); {ask}", f"import torch; {ask}")]
+    assert said[0] == said[1] == said[2]
+    assert said[0].strip()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from tilescale.errors import MissingDependency
@@ -35,14 +35,24 @@ def nvrtc_version() -> str:
         raise MissingDependency("compiling needs NVRTC", f"{type(error).__name__}: {error}", _REMEDY) from None
     if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise MissingDependency("compiling needs an NVRTC that works", str(result), _REMEDY)
-    if found.found_via == "site-packages":
-        for wheel in ("nvidia-cuda-nvrtc", f"nvidia-cuda-nvrtc-cu{major}"):
-            try:
-                return importlib.metadata.version(wheel)
-            except importlib.metadata.PackageNotFoundError:
-                continue
-    size = os.path.getsize(found.abs_path) if found.abs_path else 0
-    return f"{major}.{minor}+{size}"
+    path = Path(found.abs_path).resolve() if found.abs_path else None
+    if path and (wheel := _wheel_of(path, major)):
+        return wheel
+    return f"{major}.{minor}+{path.stat().st_size if path else 0}"
+
+
+def _wheel_of(library: Path, major: int) -> str:
+    """Version of the wheel that holds the library, "" where none does. Asked by its files and not by how it was found:
+    whoever loaded it first, torch for one, must not change the version, which is part of cache and database keys."""
+    for wheel in ("nvidia-cuda-nvrtc", f"nvidia-cuda-nvrtc-cu{major}"):
+        try:
+            held = importlib.metadata.distribution(wheel)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if any(file.name == library.name and Path(str(held.locate_file(file))).resolve() == library
+               for file in held.files or ()):
+            return held.version
+    return ""
 
 
 def compile_with_nvrtc(text: bytes, entry: str, options: Sequence[str]) -> tuple[str, str, bytes]:
