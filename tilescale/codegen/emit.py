@@ -24,6 +24,8 @@ from tilescale.codegen.table import (
     KIND_PACE,
     KIND_RESERVE,
     KIND_SIGNAL,
+    KIND_SOURCE,
+    KIND_SUM,
     KIND_WAIT,
     MAX_RANKS,
     MAX_SLOTS,
@@ -35,8 +37,9 @@ from tilescale.codegen.table import (
 from tilescale.errors import PlanError
 from tilescale.schedules.gather import SIGNAL_THREADS
 from tilescale.schedules.lower import lower
-from tilescale.schedules.plan import Copy, Gemm, Launch, Plan, Region, Role, Signal, Step, Wait
+from tilescale.schedules.plan import Copy, Gemm, Launch, Plan, Region, Role, Signal, Step, Sum, Wait
 from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.sums import summed, sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec
 
@@ -125,15 +128,16 @@ class _Emitter:
     def _kernel_launch(self, rank: int, launch: Launch, number: int, last: bool) -> ProgramLaunch:
         rows: list[StepRow] = []
         blocks: list[BlockRow] = []
-        participants = 0
+        participants, begin = 0, number
         for role in launch.roles:
             first = len(rows)
-            rows += self._rows(rank, role, number + first)
+            rows += self._rows(rank, role, number)
+            number += len(role.steps)
             kind = ROLE_GEMM if launch.family == "gemm" or any(isinstance(s, Gemm) for s in role.steps) else ROLE_COPY
-            blocks += [BlockRow(kind, first, len(role.steps), i, role.blocks) for i in range(role.blocks)]
+            blocks += [BlockRow(kind, first, len(rows) - first, i, role.blocks) for i in range(role.blocks)]
             participants += role.blocks * (1 + self.schedule.block_m // 64 if kind == ROLE_GEMM else 1)
         return ProgramLaunch(
-            launch.name, launch.stream, launch.after, number, kernel=self._kernel(launch), blocks=launch.blocks,
+            launch.name, launch.stream, launch.after, begin, kernel=self._kernel(launch), blocks=launch.blocks,
             threads=launch.threads, shared_bytes=launch.shared_bytes, steps=b"".join(r.pack() for r in rows).hex(),
             block_rows=b"".join(b.pack() for b in blocks).hex(), participants=participants if last else 0)
 
@@ -142,6 +146,9 @@ class _Emitter:
         for i, step in enumerate(role.steps):
             row = self._row(rank, step, number + i, tiles)
             rows.append(row)
+            if isinstance(step, Sum):
+                rows += [StepRow(KIND_SOURCE, NO_STEP, source=self._slot(source, rank), counter=source.rank,
+                                 value=step.dst.rank, source_offset=source.offset) for source in step.srcs]
             if isinstance(step, Gemm):
                 tiles += -(-step.m // self.schedule.block_m) * -(-step.n // self.schedule.block_n)
         return rows
@@ -157,12 +164,15 @@ class _Emitter:
         if isinstance(step, Wait):
             return StepRow(KIND_WAIT, number, counter=step.counter, value=step.value,
                            per_call=self.totals[step.counter])
+        if isinstance(step, Sum):
+            return StepRow(KIND_SUM, number, target=self._slot(step.dst, rank), rows=len(step.srcs),
+                           target_offset=step.dst.offset, size=step.srcs[0].size)
         if not isinstance(step, Gemm):
             raise PlanError("a kernel family carries out every step", type(step).__name__, "lower it to copies")
-        shard, offset = divmod(step.a.offset, self._shard_bytes())
+        shard, offset = divmod(step.a.offset, self._map_bytes())
         return StepRow(
             KIND_GEMM, number, source=0 if step.a.buffer == "a" else 1, target=self._slot(step.out, rank),
-            value=self.versions[step.a.buffer], rows=step.m, source_offset=offset // self.plan.goal.row_bytes,
+            counter=rank, per_call=step.out.rank, value=self.versions[step.a.buffer], rows=step.m, source_offset=offset // self.plan.goal.row_bytes,
             target_offset=step.out.offset, size=shard, first_tile=tiles)
 
     def _copy_call(self, rank: int, step: Step) -> CopyCall:
@@ -175,8 +185,8 @@ class _Emitter:
         if not isinstance(step, Gemm):
             raise PlanError("a library call multiplies", type(step).__name__, "lower the step to blocks")
         goal = self.plan.goal
-        return GemmCall(step.a.buffer, step.a.offset // goal.row_bytes, step.out.offset // goal.output_row_bytes,
-                        step.m, step.n, step.k)
+        return GemmCall(step.a.buffer, step.a.offset // goal.row_bytes, step.out.offset // goal.product_row_bytes,
+                        step.m, step.n, step.k, step.out.buffer, product_dtype(self.spec))
 
     # -- what the tables refer to --------------------------------------------------------------------------------------
     def _slot(self, region: Region, rank: int) -> int:
@@ -187,8 +197,10 @@ class _Emitter:
             return self.slots.index(own)
         return self.slots.index(Slot(region.buffer, region.rank))
 
-    def _shard_bytes(self) -> int:
-        return self.plan.goal.starts[1] - self.plan.goal.starts[0]
+    def _map_bytes(self) -> int:
+        """Bytes of the operand that one shard of a tensor map holds: all of it where nothing is gathered."""
+        goal = self.plan.goal
+        return goal.starts[-1] if goal.reduces else goal.starts[1] - goal.starts[0]
 
     def _product(self) -> tuple[int, int]:
         step = next((s for launch in self.plan.ranks[0] for s in launch.steps if isinstance(s, Gemm)), None)
@@ -199,18 +211,19 @@ class _Emitter:
         s, goal = self.schedule, self.plan.goal
         n, k = self._product()
         a, b = self.spec.inputs[0], self.spec.inputs[1]
-        rows, shard = self._shard_bytes() // goal.row_bytes, self._shard_bytes()
+        rows, shard = self._map_bytes() // goal.row_bytes, self._map_bytes()
 
         def operand(buffer: str, version: int, shards: int) -> TensorMapSpec:
             return TensorMapSpec(buffer, version, (k, rows, shards), (goal.row_bytes, shard), (64, s.block_m, 1), a.dtype)
 
-        gathered = [operand("gather", v, self.plan.world) for v in range(2) if v < self.versions["gather"]]
-        gathered += gathered[: 2 - len(gathered)]
+        own = operand("a", 0, 1)
+        gathered = [operand("gather", v, self.plan.world) for v in range(self.versions.get("gather", 0))]
+        gathered += [*gathered, own, own][: 2 - len(gathered)]
         if b.order == "col":
             map_b = TensorMapSpec("b", 0, (k, n), (k * b.itemsize,), (64, s.block_n), b.dtype)
         else:
             map_b = TensorMapSpec("b", 0, (n, k), (n * b.itemsize,), (64, s.block_k), b.dtype)
-        return (operand("a", 0, 1), *gathered, map_b)
+        return (own, *gathered, map_b)
 
 
 def _slots(plan: Plan) -> Iterator[Slot]:
@@ -235,30 +248,42 @@ def _layout(plan: Plan) -> tuple[tuple[Placed, ...], int, int]:
 
 
 def _copy_unit(launch: Launch) -> int:
-    """The widest access that all copies of a launch are aligned to."""
+    """The widest access that all copies of a launch, and all sources of its sums, are aligned to."""
     unit = 16
     for step in launch.steps:
         if isinstance(step, Copy):
             unit = math.gcd(unit, step.src.offset, step.dst.offset, step.src.size)
+        elif isinstance(step, Sum):
+            size = step.srcs[0].size
+            unit = math.gcd(unit, size, *(source.offset for source in step.srcs),
+                            step.dst.offset * size // step.dst.size)
     return unit
+
+
+def product_dtype(spec: Spec) -> str:
+    """Element type that a product is stored in: the output's, or that of the parts of a sum."""
+    return summed(spec).element if sums(spec) else spec.output.dtype
 
 
 def kernel_text(spec: Spec, schedule: Schedule, launch: Launch) -> Kernel:
     """The text of a launch: one struct of constants, one a line, and the entry point."""
-    copies = launch.family in ("copy", "fused", "signal")
+    copies = launch.family in ("copy", "fused", "signal", "sum")
     multiplies = launch.family in ("gemm", "fused")
     config = dict(TRANSPORTS["peer_copy"].config)
     if launch.family != "signal" and TRANSPORTS[schedule.transport].agent == "blocks":
         config = dict(TRANSPORTS[schedule.transport].config)
     constants: dict[str, int | bool] = {
-        "threads": launch.threads, "has_copy": copies, "has_gemm": multiplies,
+        "threads": launch.threads, "has_copy": copies, "has_gemm": multiplies, "has_sum": launch.family == "sum",
         "copy_tma": copies and "copy_tile_bytes" in config,
         "copy_unit": _copy_unit(launch) if copies else 16,
         "copy_unroll": config.get("copy_unroll", 1) if copies else 1,
         "copy_tile_bytes": config.get("copy_tile_bytes", 0) if copies else 0,
         "copy_stages": config.get("copy_stages", 0) if copies else 0,
     }
-    constants["link_clock"] = copies and link_fs_per_byte(spec) > 0
+    if launch.family == "sum":
+        constants["sum_sources"] = spec.world
+    remote = any(isinstance(step, Gemm) and step.out.rank != step.a.rank for step in launch.steps)
+    constants["link_clock"] = (copies or remote) and link_fs_per_byte(spec) > 0
     if multiplies:
         constants |= {name: getattr(schedule, name) for name in
                       ("block_m", "block_n", "block_k", "num_stages", "raster_group")}
@@ -267,7 +292,9 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch) -> Kernel:
     lines = [f"  static constexpr {'bool' if isinstance(v, bool) else 'int'} {name} = {str(v).lower()};"
              for name, v in constants.items()]
     if multiplies:
-        lines += [f"  using Element = {ELEMENTS[spec.inputs[0].dtype]};", f"  using Out = {ELEMENTS[spec.output.dtype]};"]
+        lines += [f"  using Element = {ELEMENTS[spec.inputs[0].dtype]};", f"  using Out = {ELEMENTS[product_dtype(spec)]};"]
+    elif launch.family == "sum":
+        lines += [f"  using Part = {ELEMENTS[summed(spec).element]};", f"  using Out = {ELEMENTS[spec.output.dtype]};"]
     text = "\n".join(["#include <tilescale/kernels.cuh>", "", "struct Config {", *lines, "};", "",
                       f"TILESCALE_KERNEL({entry}, Config)", ""])
     return Kernel(entry, text, spec.topology.gpu.arch)

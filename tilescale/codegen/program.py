@@ -68,7 +68,8 @@ class CopyCall:
 
 @dataclass(frozen=True)
 class GemmCall:
-    """A library product: `m` rows from `row` of `buffer` ("a" or "gather") times b, to `output_row` of out."""
+    """A library product: `m` rows from `row` of `buffer` ("a" or "gather") times b, to `output_row` of `output` (rows of n
+    elements of `output_dtype`)."""
 
     buffer: str
     row: int
@@ -76,6 +77,8 @@ class GemmCall:
     m: int
     n: int
     k: int
+    output: str
+    output_dtype: str
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 
 from tilescale.costmodel.costs import Costs
 from tilescale.errors import PlanError
-from tilescale.schedules.plan import Clear, Copy, Gemm, Launch, Plan, Reduce, Role, Signal, Wait
+from tilescale.schedules.plan import Clear, Copy, Gemm, Launch, Plan, Reduce, Region, Role, Signal, Sum, Wait
 
 PARTS = ("launch", "compute", "copy", "link", "sync")
 LAUNCH, COMPUTE, COPY, LINK, SYNC = range(5)
@@ -198,6 +198,8 @@ class _Simulation:
                 self._signal(walker, step, rank, fenced)
             elif isinstance(step, Copy | Reduce):
                 self._copy(walker, step, rank)
+            elif isinstance(step, Sum):
+                self._sum(walker, step, rank)
             elif isinstance(step, Clear):
                 walker.spend(COPY, self.costs.copy_us(step.dst.size, walker.role.blocks))
             else:
@@ -230,20 +232,39 @@ class _Simulation:
             engine = -1
             began, own = walker.time, costs.copy_us(size, walker.role.blocks)
         end = began + own
-        if step.src.rank != step.dst.rank:
-            took = costs.link_us(size)
-            self.egress[step.src.rank] = max(self.egress[step.src.rank], began) + took
-            self.ingress[step.dst.rank] = max(self.ingress[step.dst.rank], began) + took
-            self.sent[step.src.rank] += size
-            end = max(end, self.egress[step.src.rank], self.ingress[step.dst.rank])
-            if step.src.rank != rank:  # a get asks first
-                end += costs.link_latency_us
+        end = max(end, self._cross(step.src, step.dst.rank, size, rank, began))
         walker.spend(COPY, own)
         walker.spend(LINK, end - walker.time)
         if engine >= 0:
             self.engines[rank][engine] = end
 
+    def _cross(self, source: Region, target: int, size: int, rank: int, began: float) -> float:
+        """When `size` bytes of `source`, asked for at `began` by `rank`, are at rank `target`."""
+        if source.rank == target:
+            return began
+        took = self.costs.link_us(size)
+        self.egress[source.rank] = max(self.egress[source.rank], began) + took
+        self.ingress[target] = max(self.ingress[target], began) + took
+        self.sent[source.rank] += size
+        end = max(self.egress[source.rank], self.ingress[target])
+        return end if source.rank == rank else end + self.costs.link_latency_us  # a get asks first
+
+    def _sum(self, walker: _Walker, step: Sum, rank: int) -> None:
+        """Reads every source and writes once; what is remote crosses its links meanwhile."""
+        size, began = step.srcs[0].size, walker.time
+        moved = len(step.srcs) * size + step.dst.size
+        own = self.costs.copy_us(-(-moved // 2), walker.role.blocks)  # a copy reads and writes its size
+        ends = [self._cross(source, step.dst.rank, size, rank, began) for source in step.srcs]
+        walker.spend(COPY, own)
+        walker.spend(LINK, max(0.0, *(end - walker.time for end in ends)))
+
     def _gemm(self, walker: _Walker, step: Gemm, rank: int) -> None:
+        began = walker.time
+        self._multiply(walker, step, rank)
+        end = self._cross(step.a, step.out.rank, step.out.size, rank, began)
+        walker.spend(LINK, max(0.0, end - walker.time))
+
+    def _multiply(self, walker: _Walker, step: Gemm, rank: int) -> None:
         costs, (itemsize, out_itemsize) = self.costs, self.itemsize
         if walker.role.agent == "library":
             sms = max(1, costs.sm_share - self.busy[rank])
@@ -265,5 +286,5 @@ def _itemsize(plan: Plan) -> tuple[int, int]:
     for launch in plan.ranks[0]:
         for step in launch.steps:
             if isinstance(step, Gemm):
-                return plan.goal.row_bytes // step.k, plan.goal.output_row_bytes // step.n
+                return plan.goal.row_bytes // step.k, plan.goal.product_row_bytes // step.n
     return 1, 1

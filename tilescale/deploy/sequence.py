@@ -15,8 +15,8 @@ from tilescale.deploy.modules import Modules
 from tilescale.deploy.symmetric import Workspace
 from tilescale.errors import BundleError
 from tilescale.spec.declaration import Spec
+from tilescale.spec.tensor import ITEMSIZE
 
-OUTPUT = "out"
 _TABLE_ALIGNMENT = 64
 _MAPS_KEPT = 1024
 
@@ -77,7 +77,7 @@ class LaunchSequence:
         for launch in self._launches.values():
             if launch.copy and (stride(slots[launch.copy.source].buffer) or stride(slots[launch.copy.target].buffer)):
                 return True
-            if launch.gemm and stride(launch.gemm.buffer):
+            if launch.gemm and (stride(launch.gemm.buffer) or stride(launch.gemm.output)):
                 return True
         return False
 
@@ -186,16 +186,17 @@ class LaunchSequence:
         assert call is not None
         if library is None:
             raise BundleError("library products need a library", launch.name, "give one, such as TorchLibrary()")
-        a, b, out = self._spec.inputs[0], self._spec.inputs[1], self._spec.output
+        a, b = self._spec.inputs[0], self._spec.inputs[1]
         strides = (1, call.k) if b.order == "col" else (call.n, 1)
+        itemsize = ITEMSIZE[call.output_dtype]
 
         def start(stream: int, parity: int) -> None:
             source = self._address(Slot(call.buffer, -1), parity) + call.row * call.k * a.itemsize
-            target = self._address(Slot(OUTPUT, -1), parity) + call.output_row * call.n * out.itemsize
+            target = self._address(Slot(call.output, -1), parity) + call.output_row * call.n * itemsize
             library.multiply(
                 Matrix(source, call.m, call.k, (call.k, 1), a.dtype),
                 Matrix(self._address(Slot("b", -1), parity), call.k, call.n, strides, b.dtype),
-                Matrix(target, call.m, call.n, (call.n, 1), out.dtype), stream)
+                Matrix(target, call.m, call.n, (call.n, 1), call.output_dtype), stream)
 
         return start
 

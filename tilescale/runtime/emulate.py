@@ -29,6 +29,7 @@ from tilescale.runtime.emulator import (
 from tilescale.runtime.scaled import Scaled, scaled
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.declaration import Spec
+from tilescale.spec.tensor import ITEMSIZE
 
 CALLS = 3
 TIME_LIMIT_NS = 10**9
@@ -200,10 +201,11 @@ class Run:
         if launch.gemm is not None:
             gemm, b = launch.gemm, self.spec.inputs[1]
             base = self.memory[rank][gemm.buffer].address + strides.get(gemm.buffer, 0) * parity
+            target = self.memory[rank][gemm.output].address + strides.get(gemm.output, 0) * parity
             return machine.add_library_gemm(
                 rank, launch.name, base + gemm.row * gemm.k * b.itemsize, self.memory[rank]["b"].address,
-                self.memory[rank]["out"].address + gemm.output_row * gemm.n * self.spec.output.itemsize, gemm.m, gemm.n,
-                gemm.k, in_format=b.dtype, out_format=self.spec.output.dtype, b_transposed=b.order == "col",
+                target + gemm.output_row * gemm.n * ITEMSIZE[gemm.output_dtype], gemm.m, gemm.n, gemm.k,
+                in_format=b.dtype, out_format=gemm.output_dtype, b_transposed=b.order == "col",
                 step=launch.first_step, after=after, call=call)
         if launch.kernel is None:
             raise EmulationError("a launch is a kernel, a copy or a product", launch.name)

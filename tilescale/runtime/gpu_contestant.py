@@ -93,18 +93,19 @@ class ProgramContestant:
             call = launch.gemm
             if call is None:
                 continue
-            a, b, out = spec.inputs[0], spec.inputs[1], spec.output
+            a, b, out = spec.inputs[0], spec.inputs[1], call.output_dtype
             strides = (1, call.k) if b.order == "col" else (call.n, 1)
-            kind = (call.m, call.n, call.k, strides, a.dtype, out.dtype)
+            kind = (call.m, call.n, call.k, strides, a.dtype, out)
             cold = [stream for stream in dict.fromkeys((device.stream, *driver.streams)) if (stream, *kind) not in warm]
             if not cold:
                 continue
             factor = device.place(Local("a", (call.m, call.k), (call.k, 1), a.dtype))
+            target = device.place(Local("out", (call.m, call.n), (call.n, 1), out))
             for stream in cold:
                 device.library.multiply(
                     Matrix(address(factor), call.m, call.k, (call.k, 1), a.dtype),
                     Matrix(address(data.inputs[1]), call.k, call.n, strides, b.dtype),
-                    Matrix(address(data.out), call.m, call.n, (call.n, 1), out.dtype), stream)
+                    Matrix(address(target), call.m, call.n, (call.n, 1), out), stream)
                 driver.synchronize(stream)
                 warm.add((stream, *kind))
 

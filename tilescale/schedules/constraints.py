@@ -6,12 +6,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from tilescale.schedules.knob import BY_NAME
 from tilescale.schedules.lower import gemm_shared_bytes
 from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.sums import geometry_of, summed, sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec
+
+MAX_CHUNKS = 64
 
 
 @dataclass(frozen=True)
@@ -29,11 +33,17 @@ def _generated(spec: Spec, s: Schedule) -> bool:
 
 @lru_cache(maxsize=64)
 def _local_rows(spec: Spec) -> tuple[int, ...]:
+    """Rows of every rank's shard; in a sum, those that it adds up."""
+    if sums(spec):
+        return tuple(b - a for a, b in pairwise(summed(spec).bounds))
     return tuple(spec.inputs[0].local_shape(rank, spec.world)[0] for rank in range(spec.world))
 
 
 @lru_cache(maxsize=64)
 def _row_bytes(spec: Spec) -> int:
+    """Bytes of a row of the first operand; of a piece in a sum that multiplies nothing."""
+    if sums(spec):
+        return summed(spec).row_bytes
     operand = spec.inputs[0]
     elements = 1
     for size in operand.local_shape(0, spec.world)[1:]:
@@ -47,7 +57,23 @@ def _even_columns(spec: Spec) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _needed_bytes(spec: Spec) -> int:
+def _copied_row_bytes(spec: Spec) -> int:
+    """What row offsets and sizes of copies between ranks are multiples of."""
+    if sums(spec):
+        found = summed(spec)
+        return math.gcd(found.part_row_bytes, found.out_row_bytes if found.everywhere else 0)
+    return _row_bytes(spec)
+
+
+def _needed_bytes(spec: Spec, s: Schedule) -> int:
+    """Bytes a rank holds."""
+    if sums(spec):
+        return sum(buffer.size * buffer.versions for buffer in geometry_of(spec, s).buffers())
+    return _gathered_bytes(spec)
+
+
+@lru_cache(maxsize=64)
+def _gathered_bytes(spec: Spec) -> int:
     """Upper bound over directions: operands, output, and a gathered operand of two versions with its staging."""
     gathered = spec.inputs[0]
     shard = _local_rows(spec)[0] * _row_bytes(spec)
@@ -64,7 +90,9 @@ def _memory_bytes(spec: Spec) -> int:
 
 
 def num_chunks(spec: Spec, s: Schedule) -> int:
-    """Chunks of a shard."""
+    """Chunks of a shard, or of the rows that a rank adds up."""
+    if sums(spec):
+        return geometry_of(spec, s).max_chunks
     rows = _local_rows(spec)[0]
     return -(-rows // s.chunk_rows) if s.chunk_rows else 1
 
@@ -74,11 +102,20 @@ def _chunk_within_shard(spec: Spec, s: Schedule) -> bool:
         return True
     domain = [int(v) for v in BY_NAME["chunk_rows"].domain]
     smaller = [v for v in domain if v < s.chunk_rows]
-    return not smaller or smaller[-1] < _local_rows(spec)[0]
+    return not smaller or smaller[-1] < _own_rows(spec, s)
+
+
+def _own_rows(spec: Spec, s: Schedule) -> int:
+    """Most rows that chunk_rows cuts, in rows of the first tensor."""
+    if not sums(spec):
+        return _local_rows(spec)[0]
+    found = summed(spec)
+    rows = found.rows if s.algorithm == "one_shot" else _local_rows(spec)[0]
+    return -(-rows // found.chunk_unit)
 
 
 def _whole_tiles(spec: Spec, s: Schedule) -> bool:
-    return not _generated(spec, s) or s.chunk_rows % s.block_m == 0 or s.chunk_rows >= _local_rows(spec)[0]
+    return not _generated(spec, s) or s.chunk_rows % s.block_m == 0 or s.chunk_rows >= _own_rows(spec, s)
 
 
 def _depth_within_transfers(spec: Spec, s: Schedule) -> bool:
@@ -113,10 +150,10 @@ def _index_range(spec: Spec, s: Schedule) -> bool:
 
 CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("even_shards", "every rank holds the same number of rows",
-               lambda spec, s: len(set(_local_rows(spec))) == 1),
-    Constraint("even_columns", "every rank holds as many columns of B", lambda spec, s: _even_columns(spec)),
+               lambda spec, s: sums(spec) or len(set(_local_rows(spec))) == 1),
+    Constraint("even_columns", "every rank holds as many columns, or rows, of B", lambda spec, s: _even_columns(spec)),
     Constraint("gpu_memory", "operands, output and workspace of a rank fit its share of the GPU's memory",
-               lambda spec, s: _needed_bytes(spec) <= _memory_bytes(spec)),
+               lambda spec, s: _needed_bytes(spec, s) <= _memory_bytes(spec)),
     Constraint("rows_contiguous", "the gathered operand is row-major, so that a chunk of rows is contiguous",
                lambda spec, s: spec.inputs[0].order == "row"),
     Constraint("output_dtype", "generated products are stored as bfloat16, float16 or float32",
@@ -126,7 +163,17 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("transport_arch", "the transport compiles for the GPU",
                lambda spec, s: TRANSPORTS[s.transport].compiles_for(spec.topology.gpu.arch)),
     Constraint("transport_alignment", "rows are multiples of what the transport moves",
-               lambda spec, s: _row_bytes(spec) % TRANSPORTS[s.transport].alignment == 0),
+               lambda spec, s: _copied_row_bytes(spec) % TRANSPORTS[s.transport].alignment == 0),
+    Constraint("sums_read_directly", "a sum that pulls reads its peers directly, as peer_copy does",
+               lambda spec, s: not sums(spec) or s.direction == "push" or s.transport == "peer_copy"),
+    Constraint("scatter_stores", "products are scattered by the stores of a generated product that nothing else follows",
+               lambda spec, s: s.algorithm != "scatter" or (
+                   s.direction == "push" and s.transport == "peer_copy" and s.overlap == "fused"
+                   and s.compute == "generated")),
+    Constraint("streams_carry_products", "chunks of a sum on streams are products; without one, they overlap in one kernel",
+               lambda spec, s: not (sums(spec) and spec.operation.compute != "gemm" and s.overlap == "chunked")),
+    Constraint("chunk_count", f"a rank adds up at most {MAX_CHUNKS} chunks",
+               lambda spec, s: not sums(spec) or num_chunks(spec, s) <= MAX_CHUNKS),
     Constraint("library_dtype", "library products take bfloat16, float16 and float32 operands",
                lambda spec, s: _generated(spec, s) or spec.operation.compute != "gemm" or all(
                    t.dtype in ("bfloat16", "float16", "float32") for t in spec.inputs)),

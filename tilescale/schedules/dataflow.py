@@ -7,21 +7,23 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from tilescale.schedules.agents import CALLER, Model, Work
 from tilescale.schedules.footprint import describe
 from tilescale.schedules.order import Run
-from tilescale.schedules.plan import Clear, Gemm, Reduce, Region
+from tilescale.schedules.plan import Clear, Gemm, Reduce, Region, Sum
 from tilescale.schedules.story import Counterexample, Place
 
-OPERAND, PRODUCT, OTHER, ZERO = "operand", "product", "other", "zero"
+OPERAND, PRODUCT, PART, OTHER, ZERO = "operand", "product", "part", "other", "zero"
 
 
 class Value(NamedTuple):
     """What bytes hold: byte x of the buffer is byte x + `shift` of the whole operand (or of the whole output, for a
-    product), as of `call`. `shift` is 0 for other inputs and zeros. `ranks`: in a plan that reduces, the ranks whose
-    parts are summed there."""
+    product), as of `call`. A part is a product that is yet to be summed and rounded: its bytes are counted in rows of
+    Goal.part_row_bytes. `shift` is 0 for other inputs and zeros. `ranks`: in a plan that reduces, the ranks whose parts
+    are summed there."""
 
     kind: str
     shift: int
@@ -157,6 +159,8 @@ class DataFlow:
         step = work.step
         if isinstance(step, Gemm):
             return self._gemm(rank, work, step, call)
+        if isinstance(step, Sum):
+            return self._sum(rank, work, step, call)
         if isinstance(step, Clear):
             self._contents(step.dst.rank, step.dst.buffer, call).write(step.dst.offset, step.dst.end, Value(ZERO, 0, call))
             return None
@@ -189,6 +193,31 @@ class DataFlow:
                 return self._refuse(rank, work, call, step.dst, "adds to bytes that were never written")
         return None
 
+    def _sum(self, rank: int, work: Work, step: Sum, call: int) -> Counterexample | None:
+        """Every source must hold the same rows, of other ranks than the others; together they are a larger sum."""
+        sums: list[Piece] = []
+        for number, source in enumerate(step.srcs):
+            pieces = self._read(source, call)
+            if not _filled(pieces, source, call):
+                return self._unwritten(rank, work, source, call)
+            here = [(low - source.offset, high - source.offset, _moved(value, -source.offset))
+                    for low, high, value in pieces]
+            wrong = [piece for piece in here if piece[2].kind not in (OPERAND, PART) or not piece[2].ranks]
+            if wrong:
+                return self._refuse(rank, work, call, source, "must add parts of a sum; it reads " + _told(wrong[0]))
+            added = here if number == 0 else _added(sums, here)
+            if added is None:
+                told = " and ".join(map(_told, (sums[0], here[0])))
+                return self._refuse(rank, work, call, source, f"must add parts of the same rows, each once; there are {told}")
+            sums = added
+        target, factor = self._contents(step.dst.rank, step.dst.buffer, call), (step.dst.size, step.srcs[0].size)
+        for low, high, value in sums:
+            first, last, start = (at * factor[0] // factor[1] for at in (low, high, low + value.shift))
+            kind = PRODUCT if value.kind == PART else value.kind
+            target.write(step.dst.offset + first, step.dst.offset + last,
+                         value._replace(kind=kind, shift=start - first - step.dst.offset))
+        return None
+
     def _gemm(self, rank: int, work: Work, step: Gemm, call: int) -> Counterexample | None:
         pieces, local = self._read(step.a, call), self._read(step.b, call)
         for region, found in ((step.a, pieces), (step.b, local)):
@@ -196,7 +225,8 @@ class DataFlow:
                 return self._unwritten(rank, work, region, call)
         if local[0][2].kind != OTHER:
             return self._refuse(rank, work, call, step.b, "must multiply by the local operand")
-        row, out_row = self.goal.row_bytes, self.goal.output_row_bytes
+        row, out_row = self.goal.row_bytes, self.goal.product_row_bytes
+        kind = PART if self.goal.part_row_bytes else PRODUCT
         target = self._contents(step.out.rank, step.out.buffer, call)
         for low, high, value in pieces:
             first, last = low - step.a.offset, high - step.a.offset
@@ -206,7 +236,7 @@ class DataFlow:
                 )
             begin = step.out.offset + first // row * out_row
             shift = (low + value.shift) // row * out_row - begin
-            target.write(begin, step.out.offset + last // row * out_row, Value(PRODUCT, shift, call, value.ranks))
+            target.write(begin, step.out.offset + last // row * out_row, Value(kind, shift, call, value.ranks))
         return None
 
     def _read(self, region: Region, call: int) -> list[Piece]:
@@ -248,6 +278,26 @@ def _moved(value: Value, offset: int) -> Value:
     return value if value.kind in (OTHER, ZERO) else value._replace(shift=value.shift - offset)
 
 
+def _added(first: list[Piece], second: list[Piece]) -> list[Piece] | None:
+    """Two coverings of the same bytes added piece by piece; None where they hold different rows or a rank twice."""
+    cuts = sorted({at for low, high, _ in (*first, *second) for at in (low, high)})
+    found: list[Piece] = []
+    for low, high in pairwise(cuts):
+        one, other = _at(first, low), _at(second, low)
+        if one is None or other is None or one[:3] != other[:3] or set(one.ranks) & set(other.ranks):
+            return None
+        found.append((low, high, one._replace(ranks=tuple(sorted((*one.ranks, *other.ranks))))))
+    return found
+
+
+def _at(pieces: list[Piece], at: int) -> Value | None:
+    return next((value for low, high, value in pieces if low <= at < high), None)
+
+
+def _told(piece: Piece) -> str:
+    return _say(piece[2], piece[0], piece[1])
+
+
 def _visits(model: Model, run: Run) -> Iterator[tuple[int, int]]:
     """(agent, position) in the order in which the run comes to them."""
     started: set[int] = set()
@@ -263,7 +313,7 @@ def _say(value: Value, low: int, high: int) -> str:
         return f"another input of call {value.call}"
     if value.kind == ZERO:
         return f"zeros of call {value.call}"
-    what = "the operand" if value.kind == OPERAND else "the product"
+    what = {OPERAND: "the operand", PRODUCT: "the product", PART: "the parts of the product"}[value.kind]
     if value.ranks:
         what += f" of ranks {', '.join(map(str, value.ranks))}"
     return f"bytes {low + value.shift} to {high + value.shift} of {what} of call {value.call}"

@@ -6,10 +6,25 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
-from tilescale.schedules.plan import Buffer, Clear, Copy, Gemm, Launch, Plan, Reduce, Region, Role, Signal, Step, Wait
+from tilescale.schedules.plan import (
+    Buffer,
+    Clear,
+    Copy,
+    Gemm,
+    Launch,
+    Plan,
+    Reduce,
+    Region,
+    Role,
+    Signal,
+    Step,
+    Sum,
+    Wait,
+)
 from tilescale.schedules.story import Counterexample, Place
 
 ITEM_SIZES = (1, 2, 4, 8)
+SUMMED = {"float32": 4, "bfloat16": 2, "float16": 2}  # element types that kernels add, and their bytes
 ROLES = ("input", "output", "workspace")
 AGENTS = ("blocks", "copy_engine", "library")
 
@@ -20,6 +35,8 @@ def accesses(step: Step) -> tuple[tuple[Region, bool], ...]:
         return ((step.src, False), (step.dst, True))
     if isinstance(step, Clear):
         return ((step.dst, True),)
+    if isinstance(step, Sum):
+        return (*((src, False) for src in step.srcs), (step.dst, True))
     if isinstance(step, Gemm):
         return ((step.a, False), (step.b, False), (step.out, True))
     return ()
@@ -45,6 +62,8 @@ def describe(step: Step) -> str:
         return f"Reduce {_region(step.src)} into {_region(step.dst)}"
     if isinstance(step, Clear):
         return f"Clear {_region(step.dst)}"
+    if isinstance(step, Sum):
+        return f"Sum of {', '.join(map(_region, step.srcs))} to {_region(step.dst)}"
     if isinstance(step, Gemm):
         return f"Gemm {step.m}x{step.n}x{step.k} of {_region(step.a)} to {_region(step.out)}"
     if isinstance(step, Signal):
@@ -147,6 +166,7 @@ def check_steps(plan: Plan) -> Counterexample | None:
         Reduce: _check_reduce,
         Clear: lambda plan, rank, step: None,
         Gemm: _check_gemm,
+        Sum: _check_sum,
         Signal: _check_signal,
         Wait: _check_wait,
     }
@@ -200,12 +220,24 @@ def _check_copy(plan: Plan, rank: int, step: Copy) -> Problem | None:
 
 
 def _check_reduce(plan: Plan, rank: int, step: Reduce) -> Problem | None:
-    size = {"float32": 4, "bfloat16": 2, "float16": 2}.get(step.element)
+    size = SUMMED.get(step.element)
     whole = size is not None and not any(r.offset % size or r.size % size for r in (step.src, step.dst))
     if not whole or step.src.size != step.dst.size:
         return "copy_size", (
             "a reduction adds whole elements of float32, bfloat16 or float16, as many as it reads; got "
             f"{step.element}, {_region(step.src)} and {_region(step.dst)}"
+        )
+    return None
+
+
+def _check_sum(plan: Plan, rank: int, step: Sum) -> Problem | None:
+    size, out = SUMMED.get(step.element), SUMMED.get(step.out)
+    known = size is not None and out is not None and len(step.srcs) > 0
+    if not known or any(src.offset % size or src.size * out != step.dst.size * size for src in step.srcs) \
+            or step.dst.offset % out or step.dst.size % out:
+        return "copy_size", (
+            "a sum adds whole elements of float32, bfloat16 or float16, as many from each source as it writes; got "
+            f"{describe(step)} of {step.element} to {step.out}"
         )
     return None
 
@@ -227,16 +259,17 @@ def _check_wait(plan: Plan, rank: int, step: Wait) -> Problem | None:
 
 def _check_gemm(plan: Plan, rank: int, step: Gemm) -> Problem | None:
     goal, (m, n, k) = plan.goal, (step.m, step.n, step.k)
-    if min(m, n, k) < 1 or step.a.size != m * goal.row_bytes or step.out.size != m * goal.output_row_bytes:
+    row = goal.product_row_bytes
+    if min(m, n, k) < 1 or step.a.size != m * goal.row_bytes or step.out.size != m * row:
         return "gemm_shape", (
-            f"a and out must be {m} rows of {goal.row_bytes} and {goal.output_row_bytes} bytes; got "
+            f"a and out must be {m} rows of {goal.row_bytes} and {row} bytes; got "
             f"{step.a.size} and {step.out.size} bytes"
         )
     fits = goal.row_bytes % k == 0 and goal.row_bytes // k in ITEM_SIZES
-    fits = fits and goal.output_row_bytes % n == 0 and goal.output_row_bytes // n in ITEM_SIZES
+    fits = fits and row % n == 0 and row // n in ITEM_SIZES
     if not fits or step.b.size * m != step.a.size * n:
         return "gemm_shape", (
-            f"rows of {goal.row_bytes} and {goal.output_row_bytes} bytes and b of {step.b.size} bytes do "
+            f"rows of {goal.row_bytes} and {row} bytes and b of {step.b.size} bytes do "
             f"not fit m {m}, n {n}, k {k}"
         )
     if step.b.rank != rank:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilescale.errors import ScheduleError, nearest
+from tilescale.schedules.algorithms import ALGORITHMS
 from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.sums import sums
 from tilescale.spec.op import Spec
 
 Value = str | int
@@ -17,22 +19,30 @@ def _always(spec: Spec, chosen: Partial) -> bool:
     return True
 
 
+def _any_value(spec: Spec, value: Value) -> bool:
+    return True
+
+
 @dataclass(frozen=True)
 class Knob:
     """A named choice.
 
     `domain`: allowed values, in canonical order. `applies(spec, chosen)` looks at the knobs declared before it; where
     it is false the knob holds `neutral`. So points that differ only in a knob without effect are one point.
+    `suits(spec, value)`: whether a value exists for the operation at all.
     """
 
     name: str
     domain: tuple[Value, ...]
     neutral: Value
     applies: Callable[[Spec, Partial], bool] = _always
+    suits: Callable[[Spec, Value], bool] = _any_value
 
     def values(self, spec: Spec, chosen: Partial) -> tuple[Value, ...]:
         """The values to enumerate after `chosen`."""
-        return self.domain if self.applies(spec, chosen) else (self.neutral,)
+        if not self.applies(spec, chosen):
+            return (self.neutral,)
+        return tuple(value for value in self.domain if self.suits(spec, value))
 
     def neighbours(self, value: Value) -> tuple[Value, ...]:
         """Values one step away: adjacent ones of an ordered domain, all others of a named one."""
@@ -62,18 +72,35 @@ def _chunked(spec: Spec, chosen: Partial) -> bool:
     return chosen["overlap"] != "none"
 
 
+def _sends(spec: Spec, chosen: Partial) -> bool:
+    """Whether copies of their own carry what a product becomes, rather than its stores or the loads of a sum."""
+    if spec.operation.compute != "gemm" or not sums(spec):
+        return True
+    return chosen["direction"] == "push" and chosen["algorithm"] != "scatter"
+
+
 def _blocks_copy(spec: Spec, chosen: Partial) -> bool:
-    return chosen["transport"] != "copy_engine"
+    return chosen["transport"] != "copy_engine" and _sends(spec, chosen)
+
+
+def _streams(spec: Spec, chosen: Partial) -> bool:
+    return chosen["overlap"] == "chunked" or (chosen["overlap"] == "fused" and _sends(spec, chosen))
+
+
+def _algorithm_suits(spec: Spec, value: Value) -> bool:
+    algorithm = ALGORITHMS[str(value)]
+    computes = spec.operation.compute == "gemm" or not algorithm.computes
+    return computes and any(move.kind in algorithm.moves for move in spec.operation.moves)
 
 
 KNOBS: tuple[Knob, ...] = (
     Knob("transport", ("peer_copy", "copy_engine", "tma"), "peer_copy"),
     Knob("direction", ("push", "pull"), "push"),
-    Knob("algorithm", ("direct",), "direct"),
+    Knob("algorithm", ("direct", "one_shot", "scatter", "two_shot"), "direct", suits=_algorithm_suits),
     Knob("overlap", ("none", "chunked", "fused"), "none"),
     Knob("compute", ("library", "generated"), "generated", _computes),
     Knob("chunk_rows", (64, 128, 256, 512, 1024), 0, _chunked),
-    Knob("depth", (1, 2, 4), 1, _chunked),
+    Knob("depth", (1, 2, 4), 1, _streams),
     Knob("chunk_order", ("peer_major", "chunk_major"), "peer_major", lambda s, c: c["overlap"] == "fused"),
     Knob("num_comm_blocks", (2, 4, 8, 16, 32), 0, _blocks_copy),
     Knob("block_m", (64, 128), 0, _generated),

@@ -6,7 +6,9 @@ from collections.abc import Collection
 
 from tilescale.errors import ScheduleError, SpecError, nearest
 from tilescale.schedules.algorithms import ALGORITHMS
+from tilescale.schedules.knob import BY_NAME
 from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.sums import sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec
 
@@ -35,7 +37,8 @@ def check(spec: object, schedule: object) -> None:
     for name, low in (("chunk_rows", 0), ("depth", 1), ("num_comm_blocks", 0), ("block_m", 0), ("block_n", 0),
                       ("block_k", 0), ("num_stages", 0), ("raster_group", 0)):
         _check_number(schedule, name, low)
-    _check_copying(schedule)
+    _check_copying(schedule, _sends(known, schedule))
+    _check_algorithm(known, schedule)
     if known.operation.compute == "gemm":
         _check_product(schedule)
 
@@ -57,13 +60,37 @@ def _check_number(s: Schedule, name: str, low: int) -> None:
                             "see tilescale.space(spec)")
 
 
-def _check_copying(s: Schedule) -> None:
+def _sends(spec: Spec, s: Schedule) -> bool:
+    """Whether copies of their own carry data to peers."""
+    return not (spec.operation.compute == "gemm" and sums(spec) and (s.direction == "pull" or s.algorithm == "scatter"))
+
+
+def _check_algorithm(spec: Spec, s: Schedule) -> None:
+    known = BY_NAME["algorithm"].values(spec, {})
+    if s.algorithm not in known:
+        raise ScheduleError(f"algorithms of {spec.op} are {', '.join(map(str, known))}", f"algorithm={s.algorithm!r}",
+                            "use one of these")
+    if not sums(spec):
+        return
+    if s.direction == "pull" and s.transport != "peer_copy":
+        raise ScheduleError("a sum that pulls reads its peers directly", f"transport={s.transport!r}",
+                            "use transport='peer_copy' or direction='push'")
+    if s.algorithm == "scatter" and (s.overlap, s.compute, s.direction) != ("fused", "generated", "push"):
+        raise ScheduleError("products are scattered by the stores of a fused, generated product",
+                            f"overlap={s.overlap!r}, compute={s.compute!r}, direction={s.direction!r}",
+                            "use overlap='fused', compute='generated', direction='push'")
+    if s.overlap == "chunked" and spec.operation.compute != "gemm":
+        raise ScheduleError("chunks of a sum on streams are products", f"{spec.op}, overlap='chunked'",
+                            "use overlap='fused' or 'none'")
+
+
+def _check_copying(s: Schedule, sends: bool) -> None:
     blocks = TRANSPORTS[s.transport].agent == "blocks"
     if s.overlap != "none" and s.chunk_rows == 0:
         raise ScheduleError(f"an overlap of {s.overlap} has chunks", "chunk_rows=0", "set chunk_rows, or overlap='none'")
     if s.overlap == "none" and s.depth != 1:
         raise ScheduleError("one chunk is in flight where nothing overlaps", f"depth={s.depth}", "set depth=1")
-    if blocks and not 0 < s.num_comm_blocks < MAX_BLOCKS:
+    if blocks and sends and not 0 < s.num_comm_blocks < MAX_BLOCKS:
         raise ScheduleError(f"{s.transport} copies with 1 to {MAX_BLOCKS - 1} blocks",
                             f"num_comm_blocks={s.num_comm_blocks}", "set num_comm_blocks")
     if blocks and s.num_comm_blocks % s.depth:

@@ -10,7 +10,9 @@ from tilescale.schedules.algorithms import ALGORITHMS
 from tilescale.schedules.gather import RankPlan, Shape, lower_chunked, lower_fused, lower_none
 from tilescale.schedules.geometry import geometry
 from tilescale.schedules.plan import Launch, Plan
+from tilescale.schedules.reduce import SumPlan, SumShape, counters, sum_chunked, sum_fused, sum_none
 from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.sums import geometry_of, sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec
 
@@ -18,6 +20,7 @@ COPY_THREADS = 512
 BARRIER_BYTES = 8
 COPY_OUT_BLOCKS = 8
 _OVERLAPS = {"none": lower_none, "chunked": lower_chunked, "fused": lower_fused}
+_SUM_OVERLAPS = {"none": sum_none, "chunked": sum_chunked, "fused": sum_fused}
 
 
 def gemm_threads(schedule: Schedule) -> int:
@@ -31,9 +34,8 @@ def gemm_shared_bytes(schedule: Schedule) -> int:
     return schedule.num_stages * (tile + 2 * BARRIER_BYTES)
 
 
-def work_blocks(spec: Spec, schedule: Schedule) -> int:
-    """Blocks that multiply or copy out: what the copying ones leave of the rank's SMs."""
-    share = spec.topology.sm_share
+def work_blocks(spec: Spec, schedule: Schedule, share: int) -> int:
+    """Blocks that multiply or copy out: what the copying ones leave of the rank's `share` SMs."""
     beside = 0 if schedule.overlap == "none" else schedule.num_comm_blocks or schedule.depth
     left = share - beside
     if spec.operation.compute == "gemm":
@@ -41,17 +43,18 @@ def work_blocks(spec: Spec, schedule: Schedule) -> int:
     return min(schedule.num_comm_blocks or COPY_OUT_BLOCKS, left)
 
 
-def lower(spec: Spec, schedule: Schedule) -> Plan:
+def lower(spec: Spec, schedule: Schedule, sm_share: int | None = None) -> Plan:
     """The plan of `schedule`, a point of the space of `spec`. Raises SpecError for a spec without kernels,
     ScheduleError for a schedule that makes no sense (see legal.py; one outside of its space may be lowered).
 
     Tile shapes only size the launches, so plans of schedules that differ in nothing else share one structure.
+    `sm_share`: SMs a rank may use, the topology's by default.
     """
     legal.check(spec, schedule)
     generated = spec.operation.compute == "gemm" and schedule.compute == "generated"
     threads = gemm_threads(schedule) if generated else COPY_THREADS
     shared = gemm_shared_bytes(schedule) if generated else 0
-    structure = _structure(spec, _without_tiles(schedule))
+    structure = _structure(spec, _without_tiles(schedule), sm_share or spec.topology.sm_share)
     fused_shared = max(shared, TRANSPORTS[schedule.transport].shared_bytes)
 
     def sized(launch: Launch) -> Launch:
@@ -68,15 +71,40 @@ def _without_tiles(schedule: Schedule) -> Schedule:
     return replace(schedule, block_m=0, block_n=0, block_k=0, num_stages=0, raster_group=0)
 
 
+def _sum_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
+    geo, transport = geometry_of(spec, schedule), TRANSPORTS[schedule.transport]
+    engine = transport.agent == "copy_engine"
+    copies = geo.push and not geo.scatter
+    small = schedule.depth if engine or schedule.overlap == "chunked" else 0  # streams of one-block kernels
+    beside = 0 if schedule.overlap == "none" else (schedule.num_comm_blocks or small) if copies else small
+    if geo.sum.computes:
+        adders = share - (beside if schedule.overlap == "chunked" else small if schedule.overlap == "fused" else 0)
+    else:
+        adders = min(schedule.num_comm_blocks or COPY_OUT_BLOCKS, share - beside)
+    shape = SumShape(
+        order=schedule.chunk_order, overlap=schedule.overlap, engine=engine, library=schedule.compute == "library",
+        depth=schedule.depth, comm_blocks=schedule.num_comm_blocks, work_blocks=share - beside, sum_blocks=adders,
+        copy_threads=COPY_THREADS, copy_shared=transport.shared_bytes)
+    ranks = []
+    for rank in range(spec.world):
+        plan = SumPlan(geo, shape, rank)
+        _SUM_OVERLAPS[schedule.overlap](plan)
+        ranks.append(tuple(plan.launches))
+    return Plan(op=spec.op, buffers=geo.buffers(), counters=counters(geo), ranks=tuple(ranks), goal=geo.goal(),
+                sm_share=share, smem_limit=spec.topology.gpu.smem_bytes)
+
+
 @lru_cache(maxsize=256)
-def _structure(spec: Spec, schedule: Schedule) -> Plan:
+def _structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
     """The plan but for the sizes of kernels that multiply."""
+    if sums(spec):
+        return _sum_structure(spec, schedule, share)
     geo = geometry(spec, schedule)
     transport = TRANSPORTS[schedule.transport]
     shape = Shape(
         algorithm=ALGORITHMS[schedule.algorithm], order=schedule.chunk_order, overlap=schedule.overlap,
         engine=transport.agent == "copy_engine", library=schedule.compute == "library", depth=schedule.depth,
-        comm_blocks=schedule.num_comm_blocks, work_blocks=work_blocks(spec, schedule), copy_threads=COPY_THREADS,
+        comm_blocks=schedule.num_comm_blocks, work_blocks=work_blocks(spec, schedule, share), copy_threads=COPY_THREADS,
         copy_shared=transport.shared_bytes, work_threads=0, work_shared=0)
     ranks = []
     for rank in range(spec.world):
@@ -86,4 +114,4 @@ def _structure(spec: Spec, schedule: Schedule) -> Plan:
     gpu = spec.topology.gpu
     return Plan(
         op=spec.op, buffers=geo.buffers(), counters=2 * geo.world * len(geo.chunks) + 1, ranks=tuple(ranks),
-        goal=geo.goal(), sm_share=spec.topology.sm_share, smem_limit=gpu.smem_bytes)
+        goal=geo.goal(), sm_share=share, smem_limit=gpu.smem_bytes)

@@ -100,7 +100,7 @@ class Wait:
 class Gemm:
     """`out` (m x n) = `a` (m x k) times `b` (k x n); the tiles are shared by the blocks of the role.
 
-    `a` and `out` are whole rows of their buffers; `b` is the whole local operand.
+    `a` and `out` are whole rows of their buffers; `b` is the whole local operand. `out` may be a peer's.
     """
 
     a: Region
@@ -111,7 +111,20 @@ class Gemm:
     k: int
 
 
-Step = Copy | Reduce | Clear | Signal | Wait | Gemm
+@dataclass(frozen=True)
+class Sum:
+    """`dst` = the sum of `srcs` in their order, accumulated in float32 and rounded once; shared like a Copy.
+
+    `element`: type of the sources, `out`: of the destination. All regions hold equally many elements.
+    """
+
+    srcs: tuple[Region, ...]
+    dst: Region
+    element: str = "float32"
+    out: str = "float32"
+
+
+Step = Copy | Reduce | Clear | Signal | Wait | Gemm | Sum
 
 
 @dataclass(frozen=True)
@@ -132,8 +145,8 @@ class Launch:
     """A kernel with its roles, one copy by a copy engine, or one library call.
 
     It starts when the launch before it on its `stream` and all of `after` have completed. Blocks of the roles are
-    numbered in the order of `roles`. `family`: which kernel carries it out, "copy", "signal", "gemm" or "fused"; or
-    "copy_engine", "library".
+    numbered in the order of `roles`. `family`: which kernel carries it out, "copy", "signal", "sum", "gemm" or "fused";
+    or "copy_engine", "library".
     """
 
     name: str
@@ -164,7 +177,9 @@ class Goal:
     `starts[r]` is the byte offset of rank r's shard in the whole operand; the last entry is its size. `row_bytes` and
     `output_row_bytes` are the sizes of one row. A plan that copies has equal row sizes; one that multiplies has one
     Gemm for every row. `reduces`: the operand of every rank is a part of a sum, and the output of rank r holds the rows
-    of the whole sum from `starts[r]` on (all of them where it is as large as the whole).
+    of the whole sum from `starts[r]` on (all of them where it is as large as the whole). `part_row_bytes`: where
+    products are parts of a sum and no output yet, the size of one of their rows; else 0. `scattered`: the output of a
+    rank is its own rows even where those are all there are.
     """
 
     operand: str
@@ -174,11 +189,18 @@ class Goal:
     output_row_bytes: int
     computes: bool
     reduces: bool = False
+    part_row_bytes: int = 0
+    scattered: bool = False
+
+    @property
+    def product_row_bytes(self) -> int:
+        """Bytes of a row that a Gemm writes."""
+        return self.part_row_bytes or self.output_row_bytes
 
     def output_span(self, rank: int, size: int) -> tuple[int, int]:
         """First byte of the whole output that the output of `rank` (a buffer of `size` bytes) holds, and how many."""
         whole = self.starts[-1] // self.row_bytes * self.output_row_bytes
-        if not self.reduces or size == whole:
+        if not self.reduces or (size == whole and not self.scattered):
             return 0, size
         first, last = (self.starts[r] // self.row_bytes * self.output_row_bytes for r in (rank, rank + 1))
         return first, last - first

@@ -13,7 +13,7 @@ from math import gcd
 
 from tilescale import canon
 from tilescale.schedules.footprint import accesses, counter_totals
-from tilescale.schedules.plan import Gemm, Plan, Region, Role, Signal, Step, Wait
+from tilescale.schedules.plan import Copy, Gemm, Plan, Reduce, Region, Role, Signal, Step, Sum, Wait
 
 Form = tuple[object, ...]
 
@@ -47,6 +47,8 @@ def protocol(plan: Plan) -> Form:
         numbers[plan.goal.output],
         plan.goal.computes,
         plan.goal.reduces,
+        plan.goal.scattered,
+        plan.goal.part_row_bytes > 0,
         tuple(units.scale(plan.goal.operand, s) for s in plan.goal.starts),
     )
     phases = tuple((phase.counter, phase.arrivals) for phase in plan.phases)
@@ -59,8 +61,7 @@ class _Units:
     def __init__(self, plan: Plan) -> None:
         goal = plan.goal
         self.local = {step.b.buffer for _, step in _steps(plan) if isinstance(step, Gemm)}
-        products = {step.out.buffer for _, step in _steps(plan) if isinstance(step, Gemm)}
-        rows = {b.name: goal.output_row_bytes if b.name in products else goal.row_bytes for b in plan.buffers}
+        rows = {b.name: goal.row_bytes for b in plan.buffers} | _product_rows(plan)
         grain = 0
         lengths = [(goal.operand, s) for s in goal.starts]
         lengths += [(b.name, b.size) for b in plan.buffers if b.name not in self.local]
@@ -91,6 +92,21 @@ class _Units:
             self.scale(region.buffer, region.offset),
             self.scale(region.buffer, region.size),
         )
+
+
+def _product_rows(plan: Plan) -> dict[str, int]:
+    """Bytes of a row in the buffers that hold products, parts of products, or copies and sums of them."""
+    goal = plan.goal
+    rows = {step.out.buffer: goal.product_row_bytes for _, step in _steps(plan) if isinstance(step, Gemm)}
+    while True:
+        known = len(rows)
+        for _, step in _steps(plan):
+            if isinstance(step, Copy | Reduce) and step.src.buffer in rows:
+                rows.setdefault(step.dst.buffer, rows[step.src.buffer])
+            elif isinstance(step, Sum) and any(src.buffer in rows for src in step.srcs):
+                rows.setdefault(step.dst.buffer, goal.output_row_bytes)
+        if len(rows) == known:
+            return rows
 
 
 def _steps(plan: Plan) -> Iterator[tuple[Role, Step]]:
@@ -137,6 +153,7 @@ def _step(step: Step, units: _Units, numbers: dict[str, int], free: frozenset[tu
         return ("wait", step.counter, 0 if (rank, step.counter) in free else step.value)
     return (
         type(step).__name__.lower(),
+        *((step.dst.size == step.srcs[0].size,) if isinstance(step, Sum) else ()),  # decides how blocks share it
         *(units.region(region, numbers) for region, _ in accesses(step)),
     )
 
@@ -172,7 +189,8 @@ def _seen_from(plan: Plan, pieces: Cuts, base: int) -> Form:
         for rank in order:
             for launch in plan.ranks[rank]:
                 for step in launch.steps:
-                    for region, write in accesses(step):
+                    touched = sorted(accesses(step), key=lambda found: (found[0].rank - base) % plan.world)
+                    for region, write in touched:
                         if write is writes:
                             view.cells(region)
     return tuple(view.launches(rank) for rank in order)
@@ -214,8 +232,10 @@ class _View:
             )
         if isinstance(step, Wait):
             return ("wait", self.counter(rank, step.counter), step.value)
-        regions = (
-            (region.buffer, (region.rank - self.base) % self.plan.world, self.cells(region))
-            for region, _ in accesses(step)
-        )
+        regions = [self.region(region) for region, _ in accesses(step)]
+        if isinstance(step, Sum):  # of which the order of the sources is no part: every rank adds in the same order
+            regions = [*sorted(regions[:-1]), regions[-1], (step.dst.size == step.srcs[0].size,)]
         return (type(step).__name__.lower(), *regions)
+
+    def region(self, region: Region) -> Form:
+        return (region.buffer, (region.rank - self.base) % self.plan.world, self.cells(region))

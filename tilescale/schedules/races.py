@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tilescale.schedules.agents import CALLER, Model, Work
 from tilescale.schedules.footprint import accesses
 from tilescale.schedules.order import needs
-from tilescale.schedules.plan import Buffer, Gemm, Reduce
+from tilescale.schedules.plan import Buffer, Gemm, Reduce, Step, Sum
 
 Ints = npt.NDArray[np.int64]
 CHUNK = 1 << 22  # entries of one overlap matrix
@@ -43,6 +43,14 @@ class Race:
 
 
 Memory = dict[tuple[int, str], list[Access]]
+
+
+def shared_by_bytes(step: Step) -> bool:
+    """Whether the blocks of a role share equal regions alike in all such steps: copies, reductions, clearings, and sums
+    whose result has the size of a source."""
+    if isinstance(step, Sum):
+        return step.dst.size == step.srcs[0].size
+    return not isinstance(step, Gemm)
 
 
 def footprints(model: Model) -> Memory:
@@ -135,8 +143,7 @@ def _overlaps(model: Model, found: list[Access]) -> Iterator[tuple[Ints, Ints]]:
     high = np.array([a.high for a in found], dtype=np.int64)
     agent = np.array([a.agent for a in found], dtype=np.int64)
     shared = np.array([a.work is not None and a.work.blocks > 1 for a in found])
-    # Copies, reductions and clearings of the same bytes are shared alike by the blocks of a role.
-    copies = np.array([a.work is not None and not isinstance(a.work.step, Gemm) for a in found])
+    copies = np.array([a.work is not None and shared_by_bytes(a.work.step) for a in found])
     adds = np.array([a.write and a.work is not None and isinstance(a.work.step, Reduce) for a in found])
     number = np.array([a.work.number if a.work is not None else -1 for a in found])
     writes = np.flatnonzero(np.array([a.write for a in found]))

@@ -4,6 +4,8 @@
 
 namespace ts::host {
 
+float widen(u16 value, u32 format) { return format == kBf16Format ? from_bf16(value) : from_fp16(value); }
+
 // fp32 to fp16, nearest even.
 u16 round_fp16(float value) {
   u32 bits;

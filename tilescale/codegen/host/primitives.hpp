@@ -64,6 +64,7 @@ void bulk_wait_read(u32 groups);
 void wg_wait(u32 groups);
 void wgmma(float* d, u32 n, bool transpose_b, u32 format, Descriptor a, Descriptor b);
 u16 round_fp16(float value);
+float widen(u16 value, u32 format);
 void bulk_reduce_add(void* global, const void* smem, u32 bytes, u32 format);
 void tensor_store(const TensorMap* map, const void* smem, u32 dims, int x, int y, int z, int format);
 void multimem_load_add(U128* value, const void* p, u32 format);
@@ -212,6 +213,10 @@ inline void wgmma(float (&d)[N / 2], Descriptor a, Descriptor b) {
 template <class T>
 inline u16 pack1(float value) {
   return T::kFormat == Bf16::kFormat ? host::round_bf16(value) : host::round_fp16(value);
+}
+template <class T>
+inline float unpack1(u16 value) {
+  return host::widen(value, T::kFormat);
 }
 template <class T>
 inline u32 pack2(float low, float high) {

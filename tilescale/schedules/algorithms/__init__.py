@@ -19,16 +19,19 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """How a gather is carried out.
+    """How what a rank holds reaches those who need it.
 
+    `moves`: kinds of moves it carries out (see spec/operation.py); `computes`: it is about products alone.
     `outgoing(rank, world, chunks, order)` and `incoming(...)` list the transfers that a rank pushes, and those that it
     pulls or expects, in order. `order` is "peer_major" or "chunk_major".
     """
 
     name: str
     summary: str
+    moves: tuple[str, ...]
     outgoing: Callable[[int, int, int, str], tuple[Transfer, ...]]
     incoming: Callable[[int, int, int, str], tuple[Transfer, ...]]
+    computes: bool = False
 
 
 ALGORITHMS: Registry[Algorithm] = Registry("algorithm", package="tilescale.schedules.algorithms")

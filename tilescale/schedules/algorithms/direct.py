@@ -1,4 +1,5 @@
-"""direct: every shard goes straight from its owner to every other rank, each byte crossing one link once.
+"""direct: every shard goes straight from its owner to every other rank, each byte crossing one link once; in a sum, every
+part goes straight to the owner of its rows.
 
 Ranks start with different peers (rank r with r + 1), so that at any time every rank sends to one peer and receives from
 one.
@@ -29,4 +30,6 @@ def incoming(rank: int, world: int, chunks: int, order: str) -> tuple[Transfer, 
     return tuple(Transfer((rank - d) % world, rank, c) for d, c in _steps(world, chunks, order))
 
 
-ALGORITHMS.register(Algorithm("direct", "each shard straight from its owner to every rank", outgoing, incoming))
+ALGORITHMS.register(Algorithm(
+    "direct", "each shard, or part of it, straight from where it is to where it is needed", ("gather", "reduce_scatter"),
+    outgoing, incoming))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tilescale.spec.operation import OPERATIONS, Move, Operation
 from tilescale.spec.ops._counts import largest
+from tilescale.spec.ops._sums import sum_limits
 
 if TYPE_CHECKING:
     from tilescale.spec.declaration import Spec
@@ -30,6 +31,7 @@ OPERATIONS.register(
         link_bytes=_link_bytes,
         moves=(Move("all_reduce", 0, 0),),
         compute="copy",
-        remedy="all_reduce has no kernels: use torch.distributed.all_reduce",
+        kernels=True,
+        limits=sum_limits,
     )
 )

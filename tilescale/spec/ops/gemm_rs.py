@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tilescale.spec.operation import OPERATIONS, Move, Operation
 from tilescale.spec.ops._counts import largest, own_shard_bytes
+from tilescale.spec.ops._sums import sum_limits
 
 if TYPE_CHECKING:
     from tilescale.spec.declaration import Spec
@@ -29,6 +30,7 @@ OPERATIONS.register(
         link_bytes=_link_bytes,
         moves=(Move("reduce_scatter", -1, 0),),
         compute="gemm",
-        remedy="gemm_rs has no kernels: use torch.matmul, then torch.distributed.reduce_scatter_tensor",
+        kernels=True,
+        limits=sum_limits,
     )
 )

@@ -9,23 +9,24 @@ typedef unsigned long long u64;
 
 namespace ts {
 
-// kReserve and kPace stand around a copy by a copy engine in the scale model; no plan holds them.
-enum StepKind : u32 { kCopy = 1, kSignal = 2, kWait = 3, kGemm = 4, kReserve = 5, kPace = 6 };
+// kReserve and kPace stand around a copy by a copy engine in the scale model, kSource rows behind a sum, one a source; no
+// plan holds them.
+enum StepKind : u32 { kCopy = 1, kSignal = 2, kWait = 3, kGemm = 4, kReserve = 5, kPace = 6, kSum = 7, kSource = 8 };
 
 // One row of a step table (64 bytes).
 struct Step {
   u32 kind;
   u32 id;          // number of the step in the plan of this rank
-  u32 source;      // copy: pointer slot read; signal: rank signalled; gemm: first tensor map of A
-  u32 target;      // copy: pointer slot written; gemm: pointer slot of the output; reserve, pace: number of the lane
-  u32 counter;     // signal, wait: the counter. copy, reserve: rank that sends
-  u32 value;       // signal: added by each block; wait: growth wanted in this call. copy, reserve: rank that receives.
-                   // gemm: versions of A (1 or 2)
+  u32 source;      // copy, source: pointer slot read; signal: rank signalled; gemm: first tensor map of A
+  u32 target;      // copy, sum: pointer slot written; gemm: pointer slot of the output; reserve, pace: number of the lane
+  u32 counter;     // signal, wait: the counter. copy, source, reserve: rank that sends
+  u32 value;       // signal: added by each block; wait: growth wanted in this call. copy, source, reserve: rank that
+                   // receives. gemm: versions of A (1 or 2)
   u32 per_call;    // wait: growth of the counter in one call
-  u32 rows;        // gemm: rows of the segment
-  u64 source_offset;  // copy: bytes into the slot; gemm: first row of A inside its shard
-  u64 target_offset;  // copy: bytes into the slot; gemm: bytes into the output
-  u64 size;        // copy, reserve: bytes; gemm: index of the shard in A's tensor map
+  u32 rows;        // gemm: rows of the segment; sum: rows behind it, its sources
+  u64 source_offset;  // copy, source: bytes into the slot; gemm: first row of A inside its shard
+  u64 target_offset;  // copy, sum: bytes into the slot; gemm: bytes into the output
+  u64 size;        // copy, sum, reserve: bytes (of a source); gemm: index of the shard in A's tensor map
   u32 first_tile;  // gemm: number of tiles in the segments before this one
   u32 reserved;
 };

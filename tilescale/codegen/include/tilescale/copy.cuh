@@ -1,25 +1,7 @@
-// Copy roles: put, get and local copies by the blocks of a gang, each with an even share of the bytes.
+// Copy roles: put, get and local copies, and sums, by the blocks of a gang, each with an even share of the bytes.
 #pragma once
 
 namespace ts {
-
-template <int kBytes> struct UnitOf;
-template <> struct UnitOf<1> { typedef u8 type; };
-template <> struct UnitOf<2> { typedef u16 type; };
-template <> struct UnitOf<4> { typedef u32 type; };
-template <> struct UnitOf<8> { typedef u64 type; };
-template <> struct UnitOf<16> { typedef U128 type; };
-
-struct Share { u64 begin, end; };  // units
-
-TS_DEV Share share_of(u64 units, u32 index, u32 gang) {
-  const u64 each = (units + gang - 1) / gang;
-  const u64 begin = each * index < units ? each * index : units;
-  return {begin, begin + each < units ? begin + each : units};
-}
-
-// In the scale model the last warp of a copying block keeps the links' time instead of copying.
-template <class C> struct CopyThreads { static constexpr u32 value = C::link_clock ? C::threads - 32 : C::threads; };
 
 // Loads and stores of `share` by the copying threads, `copy_unroll` accesses in flight each.
 template <class C> TS_DEV void copy_by_threads(const u8* from, u8* to, Share share) {
@@ -118,6 +100,9 @@ template <class C> TS_DEV void copy_role(const Call& call, const Block& me, u8* 
         if constexpr (C::copy_tma) fence_async_global();
       }
       sync();
+    } else if (step.kind == kSum) {
+      if constexpr (C::has_sum) sum_step<C>(call, step, call.args->steps + me.first_step + i + 1, me);
+      i += step.rows;
     } else {
       if constexpr (C::link_clock) {
         if (thread() == 0) pace_step(call, step);

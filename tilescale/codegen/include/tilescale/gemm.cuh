@@ -132,11 +132,43 @@ template <class C> TS_DEV void store_tile(const float (&acc)[C::block_n / 2], u8
   }
 }
 
+// The scale model, for products that are stored at a peer: the stores of a tile take the links behind those of the tile
+// before, and the next tile, or a signal, waits for them. The first thread of a warpgroup keeps the time for all.
+template <class C> struct StoreLink {
+  u64 until = 0;
+
+  TS_DEV void next(const Call& call, const Step& step, u32 row, u32 column) {
+    drain();
+    if (step.counter == step.per_call || thread() % 128u != 0u) return;
+    const u32 rows = row < step.rows ? (step.rows - row < 64u ? step.rows - row : 64u) : 0u;
+    const u32 columns = call.args->n - column < (u32)C::block_n ? call.args->n - column : (u32)C::block_n;
+    Step charge = step;
+    charge.value = step.per_call;
+    until = reserve_links(call, charge, (u64)rows * columns * OutBytes<typename C::Out>::value);
+  }
+
+  TS_DEV void drain() {
+    link_wait(until);
+    until = 0;
+  }
+};
+
 template <class C> TS_DEV void gemm_consumer(const Call& call, const Block& me, u8* smem, u64* full, u64* empty) {
   const u32 warpgroup = thread() / 128 - 1;
   Ring<C::num_stages> ring;
+  [[maybe_unused]] StoreLink<C> link;
+  bool signalled = false;
   for (u32 i = 0; i < me.num_steps; ++i) {
     const Step step = call.args->steps[me.first_step + i];
+    if (step.kind == kSignal) {
+      // Once a block, behind the stores of all its warpgroups.
+      step_begin(step.id);
+      if constexpr (C::link_clock) link.drain();
+      if (!signalled) named_barrier(1, GemmLayout<C>::consumers * 128);
+      if (thread() == 128) signal_step(call, step, !signalled);
+      step_end();
+    }
+    signalled = step.kind == kSignal;
     if (step.kind != kGemm) continue;
     step_begin(step.id);
     u8* out = call.at(step.target, step.target_offset);
@@ -153,7 +185,9 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Block& me, 
         if (thread() % 128 == 0) mb_arrive(&empty[ring.stage]);
         ring.next();
       }
-      store_tile<C>(acc, out, tile.m * C::block_m + warpgroup * 64, step.rows, tile.n * C::block_n, call.args->n);
+      const u32 row = tile.m * C::block_m + warpgroup * 64;
+      if constexpr (C::link_clock) link.next(call, step, row, tile.n * C::block_n);
+      store_tile<C>(acc, out, row, step.rows, tile.n * C::block_n, call.args->n);
     });
     step_end();
   }

@@ -12,6 +12,8 @@
 #include "mma.cuh"
 #endif
 #include "comm.cuh"
+#include "share.cuh"
+#include "sum.cuh"
 #include "copy.cuh"
 #include "gemm.cuh"
 

@@ -236,6 +236,13 @@ template <> TS_DEV u32 pack2<Fp16>(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
   return v;
 }
+template <class T> TS_DEV float unpack1(u16 v);
+template <> TS_DEV float unpack1<Bf16>(u16 v) { return __uint_as_float((u32)v << 16); }
+template <> TS_DEV float unpack1<Fp16>(u16 v) {
+  float f;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(v));
+  return f;
+}
 template <class T> TS_DEV u16 pack1(float v) { return (u16)pack2<T>(v, 0.f); }
 
 }  // namespace ts

@@ -1,0 +1,208 @@
+"""Sizes and regions of an operation that sums over ranks: whose rows are whose, where parts lie, what becomes of them.
+
+The *part* of a rank is what it adds to the sum: its operand, or its product with the local columns. The *owner* of rows
+adds them up. Rows are those of the operand; of an all-reduce that multiplies nothing they are pieces of up to 16 bytes,
+so that ranks share it evenly whatever its shape.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from tilescale.schedules.geometry import Chunk, cut
+from tilescale.schedules.plan import Buffer, Gemm, Goal, Region, Sum
+from tilescale.schedules.schedule import Schedule
+from tilescale.spec.op import Spec
+from tilescale.spec.tensor import ITEMSIZE, shard_offset
+
+PIECE_BYTES = 16
+PART_DTYPE = "float32"  # of partial products, unless the declaration allows another
+
+
+@dataclass(frozen=True)
+class Summed:
+    """What of a sum does not depend on the schedule.
+
+    `rows`: of the whole operand; `row_bytes` of the operand, `part_row_bytes` of a part and `out_row_bytes` of the output.
+    `chunk_unit`: rows that one of the knob chunk_rows stands for. `n`, `k`: columns of the product and its local
+    contraction, 0 where nothing is multiplied. `everywhere`: every rank receives the whole sum.
+    """
+
+    world: int
+    rows: int
+    row_bytes: int
+    part_row_bytes: int
+    out_row_bytes: int
+    chunk_unit: int
+    n: int
+    k: int
+    b_bytes: int
+    element: str
+    out: str
+    everywhere: bool
+    symmetric: bool
+
+    @property
+    def computes(self) -> bool:
+        return self.n > 0
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """First row of every rank's shard, and the end: DTensor's rule."""
+        return tuple(shard_offset(self.rows, rank, self.world) for rank in range(self.world)) + (self.rows,)
+
+
+def sums(spec: Spec) -> bool:
+    """Whether parts of all ranks are added up."""
+    return any(move.kind in ("reduce_scatter", "all_reduce") for move in spec.operation.moves)
+
+
+@lru_cache(maxsize=64)
+def summed(spec: Spec) -> Summed:
+    """The sum that `spec` declares (its one move is a reduce_scatter or an all_reduce)."""
+    operand, output, world = spec.inputs[0], spec.output, spec.world
+    everywhere = spec.operation.moves[0].kind == "all_reduce"
+    symmetric = spec.placement == "symmetric"
+    if spec.operation.compute == "gemm":
+        m, n, _ = spec.mnk
+        k = operand.local_shape(0, world)[1]
+        part = str(spec.attribute("partial_dtype", PART_DTYPE))
+        return Summed(world, m, k * operand.itemsize, n * ITEMSIZE[part], n * output.itemsize, 1, n, k,
+                      k * n * spec.inputs[1].itemsize, part, output.dtype, everywhere, False)
+    row = prod(operand.sizes[1:]) * operand.itemsize
+    rows, unit = operand.sizes[0], 1
+    if everywhere:
+        piece = PIECE_BYTES if rows * row % PIECE_BYTES == 0 else operand.itemsize
+        rows, unit, row = rows * row // piece, max(1, row // piece), piece
+    out_row = row // operand.itemsize * output.itemsize
+    return Summed(world, rows, row, row, out_row, unit, 0, 0, 0, operand.dtype, output.dtype, everywhere, symmetric)
+
+
+@dataclass(frozen=True)
+class SumGeometry:
+    """Regions of a sum under a schedule. `whole`: every rank adds up all rows (one shot) instead of its own."""
+
+    sum: Summed
+    push: bool
+    whole: bool
+    scatter: bool
+    chunk_rows: int
+
+    @property
+    def world(self) -> int:
+        return self.sum.world
+
+    @property
+    def two_shot(self) -> bool:
+        """Whether owners hand their sums out."""
+        return self.sum.everywhere and not self.whole
+
+    @property
+    def stages(self) -> bool:
+        """Whether the operand is first copied to where peers can read it."""
+        return not self.push and not self.sum.computes and not self.sum.symmetric
+
+    def owned(self, rank: int) -> tuple[int, int]:
+        """First row that a rank adds up, and the end."""
+        bounds = self.sum.bounds
+        return (0, self.sum.rows) if self.whole else (bounds[rank], bounds[rank + 1])
+
+    def chunks(self, owner: int) -> tuple[Chunk, ...]:
+        """The owner's rows in pieces, at least one: an owner without rows has an empty one, which still is signalled."""
+        first, last = self.owned(owner)
+        if first == last:
+            return (Chunk(0, first, 0),)
+        return tuple(Chunk(c.index, c.first + first, c.rows) for c in cut(last - first, self.chunk_rows))
+
+    @property
+    def max_chunks(self) -> int:
+        return max(len(self.chunks(owner)) for owner in range(self.world))
+
+    @property
+    def slot_bytes(self) -> int:
+        """Room for the part of one rank in the inbox of an owner."""
+        return max(last - first for first, last in map(self.owned, range(self.world))) * self.sum.part_row_bytes
+
+    def buffers(self) -> tuple[Buffer, ...]:
+        """All buffers of the plan. Two versions where a peer may be one call ahead or behind."""
+        s, rows = self.sum, self.sum.bounds
+        shard = max(b - a for a, b in zip(rows, rows[1:], strict=False))
+        found = [Buffer("a", "input", s.rows * s.row_bytes, s.symmetric and not self.push)]
+        if s.computes:
+            found.append(Buffer("b", "input", s.b_bytes))
+        found.append(Buffer("out", "output", (s.rows if s.everywhere else shard) * s.out_row_bytes))
+        if s.computes and not self.scatter:
+            found.append(Buffer("partial", "workspace", s.rows * s.part_row_bytes, not self.push, 1 if self.push else 2))
+        if self.stages:
+            found.append(Buffer("staging", "workspace", s.rows * s.row_bytes, True, 2))
+        if self.push:
+            found.append(Buffer("inbox", "workspace", s.world * self.slot_bytes, True, 2))
+        if self.two_shot:
+            found.append(Buffer("result", "workspace", shard * s.out_row_bytes, True, 2))
+        return tuple(found)
+
+    def goal(self) -> Goal:
+        s = self.sum
+        return Goal("a", "out", tuple(row * s.row_bytes for row in s.bounds), s.row_bytes, s.out_row_bytes, s.computes,
+                    True, s.part_row_bytes if s.computes else 0, not s.everywhere)
+
+    # -- regions -------------------------------------------------------------------------------------------------------
+    def operand(self, rank: int, chunk: Chunk) -> Region:
+        """The rows in the caller's operand."""
+        return Region("a", rank, chunk.first * self.sum.row_bytes, chunk.rows * self.sum.row_bytes)
+
+    def part(self, rank: int, owner: int, chunk: Chunk) -> Region:
+        """The part of `rank` for rows of `owner`, where `rank` has it first."""
+        if self.scatter:
+            return self.inbox(owner, rank, chunk)
+        name = "partial" if self.sum.computes else "a"
+        return Region(name, rank, chunk.first * self.sum.part_row_bytes, chunk.rows * self.sum.part_row_bytes)
+
+    def readable(self, rank: int, chunk: Chunk) -> Region:
+        """The part of `rank` where peers read it (pull)."""
+        name = "partial" if self.sum.computes else "staging" if self.stages else "a"
+        return Region(name, rank, chunk.first * self.sum.part_row_bytes, chunk.rows * self.sum.part_row_bytes)
+
+    def inbox(self, owner: int, source: int, chunk: Chunk) -> Region:
+        """Where the part of `source` lands at the owner (push)."""
+        row = self.sum.part_row_bytes
+        offset = source * self.slot_bytes + (chunk.first - self.owned(owner)[0]) * row
+        return Region("inbox", owner, offset, chunk.rows * row)
+
+    def result(self, owner: int, chunk: Chunk) -> Region:
+        """Where the owner keeps its sum for its peers (two shots)."""
+        row = self.sum.out_row_bytes
+        return Region("result", owner, (chunk.first - self.sum.bounds[owner]) * row, chunk.rows * row)
+
+    def output(self, rank: int, chunk: Chunk) -> Region:
+        row = self.sum.out_row_bytes
+        first = chunk.first - (0 if self.sum.everywhere else self.sum.bounds[rank])
+        return Region("out", rank, first * row, chunk.rows * row)
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+    def product(self, rank: int, owner: int, chunk: Chunk) -> Gemm:
+        """The step that makes the part of `rank` for rows of `owner`."""
+        return Gemm(self.operand(rank, chunk), Region("b", rank, 0, self.sum.b_bytes), self.part(rank, owner, chunk),
+                    chunk.rows, self.sum.n, self.sum.k)
+
+    def total(self, owner: int, chunk: Chunk) -> Sum:
+        """The sum of all parts, in the order of ranks on every rank, so that all get the same bits."""
+        sources = tuple(
+            self.part(owner, owner, chunk) if rank == owner else
+            self.inbox(owner, rank, chunk) if self.push else self.readable(rank, chunk) for rank in range(self.world))
+        target = self.result(owner, chunk) if self.two_shot else self.output(owner, chunk)
+        return Sum(sources, target, self.sum.element, self.sum.out)
+
+
+@lru_cache(maxsize=256)
+def sum_geometry(spec: Spec, direction: str, algorithm: str, chunk_rows: int) -> SumGeometry:
+    found = summed(spec)
+    return SumGeometry(found, direction == "push", algorithm == "one_shot", algorithm == "scatter",
+                       chunk_rows * found.chunk_unit)
+
+
+def geometry_of(spec: Spec, schedule: Schedule) -> SumGeometry:
+    """The geometry of a schedule of a spec that sums."""
+    return sum_geometry(spec, schedule.direction, schedule.algorithm, schedule.chunk_rows)
