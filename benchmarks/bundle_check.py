@@ -37,8 +37,8 @@ def rank_main(bundle: str, name: str, meeting: str, rank: int, world: int) -> No
     from tilescale.deploy.launch import PreparedOperation
     from tilescale.deploy.library import TorchLibrary
     from tilescale.deploy.modules import Modules
-    from tilescale.runtime.check import EPSILON
     from tilescale.runtime.gpu_driver import RankDriver
+    from tilescale.spec.result import EPSILON
 
     torch.cuda.set_device(0)
     torch.zeros(1, device="cuda")

@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilescale.errors import RunnerError
-from tilescale.runtime.check import first_wrong, from_bits, random_input, to_bits, tolerance
+from tilescale.runtime.check import first_wrong, from_bits, random_input, to_bits
+from tilescale.runtime.reference import Sums
+from tilescale.spec.result import ACCUMULATION_EPSILON, EPSILON, Deviation
 
 torch = pytest.importorskip("torch")
 
@@ -34,7 +36,7 @@ def test_the_bound_accepts_a_rounded_fp32_product_and_refuses_a_wrong_term(dtype
     rng = np.random.default_rng(1)
     a, b = random_input(rng, (64, 512), False), random_input(rng, (512, 32), False)
     reference, magnitude = a @ b, np.abs(a) @ np.abs(b)
-    allowed = tolerance(reference, magnitude, dtype, 512)
+    allowed = Sums(reference, magnitude).allowed(Deviation(EPSILON[dtype] / 2, 512 * ACCUMULATION_EPSILON))
     product = (a.astype(np.float32) @ b.astype(np.float32)).astype(np.float64)
     # The inputs themselves were not rounded here, so compare a product of the same fp32 inputs.
     exact = a.astype(np.float32).astype(np.float64) @ b.astype(np.float32).astype(np.float64)

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 from deploy.fakes import ag_gemm, all_gather
+from support import gemm_rs, reduction
 
+import tilescale as ts
 from tilescale.codegen.compile import INCLUDE, Binary, Compiler, Source
 from tilescale.errors import RunnerError
 from tilescale.runtime import green
@@ -33,6 +35,7 @@ from tilescale.runtime.gpu_meeting import (
     make_argument,
 )
 from tilescale.runtime.sampling import Bounds, enough, relative_error, slowest
+from tilescale.spec.op import Spec
 
 
 def test_an_arena_gives_places_apart_and_takes_them_back() -> None:
@@ -189,6 +192,125 @@ def test_ranks_agree_on_what_is_gathered() -> None:
             work.calls[call].out.copy_(whole)
             work.check(call)
     assert not torch.equal(works[0].whole(1), works[0].whole(2))
+
+
+# --- sums over ranks ---
+
+
+def works_of(spec: Spec, seed: int = 3) -> list[Workload]:
+    return [Workload(torch, spec, rank, seed, place_on(torch, "cpu")) for rank in range(spec.world)]
+
+
+def addends(works: list[Workload], call: int) -> list[torch.Tensor]:
+    """What every rank adds, in fp32."""
+    inputs = [[value.float() for value in work.calls[call].inputs] for work in works]
+    return [each[0] if len(each) == 1 else each[0] @ each[1] for each in inputs]
+
+
+def keep(work: Workload, total: torch.Tensor) -> torch.Tensor:
+    """The part of the sum that a rank receives."""
+    output = work.spec.output
+    offset, shape = output.local_offset(work.rank, work.spec.world), output.local_shape(work.rank, work.spec.world)
+    return total[tuple(slice(first, first + size) for first, size in zip(offset, shape, strict=True))]
+
+
+SUMS = [
+    gemm_rs((64, 40, 256)), gemm_rs((1, 40, 256), ranks=8), gemm_rs((17, 40, 256), ranks=8, order="col"),
+    gemm_rs((16, 40, 256), out="Replicate", dtype="float16"), gemm_rs((16, 40, 256), out_dtype="float32"),
+    gemm_rs((16, 40, 256), out="Partial"), reduction((24, 40), ranks=8), reduction((9, 40), ranks=8, to=ts.FullRow),
+    reduction((5, 3, 40), to=ts.Shard(2)), reduction((24, 40), dtype="float32"), reduction((100,), dtype="float16"),
+]
+
+
+@pytest.mark.parametrize("spec", SUMS, ids=lambda spec: f"{spec.label} {spec.output.view.label} {spec.output.dtype}")
+def test_sums_in_fp32_rounded_once_pass_and_others_are_named(spec: Spec) -> None:
+    works = works_of(spec)
+    for call in range(CALLS):
+        parts = addends(works, call)
+        for work in works:
+            out = work.calls[call].out
+            total = parts[work.rank] if spec.local else torch.stack(parts).sum(0)
+            work.poison()
+            out.copy_(keep(work, total))
+            work.check(call)
+            if not out.numel():
+                continue
+            last = tuple(size - 1 for size in out.shape)
+            out[last] = out[last] + 4 * out[last].abs() + 1
+            with pytest.raises(WrongResult, match=rf"element {re.escape(str(last))} of out .*; 1 of {out.numel()} are"):
+                work.check(call)
+
+
+def test_every_rank_must_have_added() -> None:
+    """An addend that is missing, or counted twice, is found on integers."""
+    works = works_of(reduction((24, 40), ranks=8))
+    total = torch.stack(addends(works, EXACT_CALL)).sum(0)
+    for wrong in (total - addends(works, EXACT_CALL)[7], total + addends(works, EXACT_CALL)[0]):
+        works[0].calls[EXACT_CALL].out.copy_(wrong)
+        with pytest.raises(WrongResult, match="integers"):
+            works[0].check(EXACT_CALL)
+
+
+def test_sums_that_are_rounded_as_they_run_pass_for_peers_alone() -> None:
+    works = works_of(reduction((64, 64), ranks=8))
+    for call in range(CALLS):
+        running = torch.zeros(64, 64, dtype=torch.bfloat16)
+        for work in works:
+            running += work.calls[call].inputs[0]
+        work = works[2]
+        work.check(call, running, work.peers(call))
+        if call != EXACT_CALL:
+            with pytest.raises(WrongResult, match="random"):
+                work.check(call, running)
+        running[5, 5] += running[5, 5].abs() + 1
+        with pytest.raises(WrongResult, match=r"element \(5, 5\)"):
+            work.check(call, running, work.peers(call))
+
+
+@pytest.mark.parametrize(("partial", "k", "calls"), [
+    ("bfloat16", 64, (1, 2)), ("float16", 64, (1, 2)),
+    ("bfloat16", 8 * 2048, (EXACT_CALL,)),  # so long that integers, too, are rounded
+])
+def test_rounded_partials_pass_where_the_spec_allows_them(partial: str, k: int, calls: tuple[int, ...]) -> None:
+    strict = works_of(gemm_rs((16, 64, k), ranks=2, out_dtype="float32"))
+    loose = works_of(gemm_rs((16, 64, k), ranks=2, out_dtype="float32", partial_dtype=partial))
+    for call in calls:
+        rounded = torch.stack([part.to(getattr(torch, partial)).float() for part in addends(strict, call)]).sum(0)
+        for work in loose:
+            found = keep(work, rounded)
+            work.check(call, found)
+            with pytest.raises(WrongResult):
+                work.check(call, found + 0.1 * found.abs() + 4)
+        with pytest.raises(WrongResult):
+            strict[0].check(call, keep(strict[0], rounded))
+
+
+def test_a_local_product_is_checked_without_those_of_the_peers() -> None:
+    works = works_of(gemm_rs((64, 40, 256)))
+    for call in range(CALLS):
+        parts = addends(works, call)
+        works[1].check(call, parts[1].bfloat16(), works[1].local(call))
+        with pytest.raises(WrongResult):
+            works[1].check(call, parts[2].bfloat16(), works[1].local(call))
+
+
+def test_references_are_kept_no_wider_than_outputs_need() -> None:
+    work = works_of(gemm_rs((64, 40, 256)))[0]
+    kept = work.calls[1].expected
+    assert (kept.values.dtype, kept.allowed.dtype, kept.spread.dtype) == (torch.float32, torch.float32, torch.bfloat16)
+    assert work.calls[EXACT_CALL].expected.values.dtype == torch.bfloat16
+    assert works_of(gemm_rs((64, 40, 256), out_dtype="float32"))[0].calls[1].expected.values.dtype == torch.float64
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "uint8"])
+def test_integers_of_all_ranks_fit_their_type(dtype: str) -> None:
+    works = works_of(reduction((8, 8), ranks=8, dtype=dtype))
+    for call in range(CALLS):
+        if dtype == "uint8" and call == EXACT_CALL:
+            continue  # holds no negative numbers
+        total = sum(work.calls[call].inputs[0].long() for work in works)
+        works[0].check(call, total.to(getattr(torch, dtype)))
+        assert int(total.abs().max()) <= 100
 
 
 # --- clocks ---

@@ -12,9 +12,9 @@ from tilescale.deploy.checking import check
 from tilescale.deploy.manifest import tolerance_of
 from tilescale.deploy.show import show
 from tilescale.errors import BundleError, CompileError, EmulationError, PlanError
-from tilescale.runtime import check as numerics
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import space
+from tilescale.spec.result import ACCUMULATION_EPSILON, EPSILON
 from tilescale.tuner.export import emulated, export
 from tilescale.tuner.result import Result, Results
 from tilescale.tuner.trial import Trial
@@ -192,6 +192,6 @@ def test_show_is_whole_as_a_table_and_as_json(tmp_path, compiler):
 def test_tolerances_are_those_of_the_check():
     spec = ag_gemm(GEMM, 2)
     tolerance = tolerance_of(spec)
-    assert tolerance.output_roundoff == numerics.EPSILON["bfloat16"] / 2
-    assert tolerance.accumulation == numerics.ACCUMULATION_EPSILON * 64
+    assert tolerance.output_roundoff == EPSILON["bfloat16"] / 2
+    assert tolerance.accumulation == ACCUMULATION_EPSILON * 64
     assert tolerance_of(all_gather((256, 64), 2)).output_roundoff == 0.0

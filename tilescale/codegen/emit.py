@@ -172,7 +172,8 @@ class _Emitter:
         shard, offset = divmod(step.a.offset, self._map_bytes())
         return StepRow(
             KIND_GEMM, number, source=0 if step.a.buffer == "a" else 1, target=self._slot(step.out, rank),
-            counter=rank, per_call=step.out.rank, value=self.versions[step.a.buffer], rows=step.m, source_offset=offset // self.plan.goal.row_bytes,
+            counter=rank, per_call=step.out.rank, value=self.versions[step.a.buffer], rows=step.m,
+            source_offset=offset // self.plan.goal.row_bytes,
             target_offset=step.out.offset, size=shard, first_tile=tiles)
 
     def _copy_call(self, rank: int, step: Step) -> CopyCall:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilescale.deploy.driver import Matrix
-from tilescale.errors import BundleError
+from tilescale.errors import BundleError, SpecError
 from tilescale.spec.declaration import Spec
+from tilescale.spec.result import kind_of
 
 _KEPT = 1024
 
@@ -66,29 +67,84 @@ def tensor_at(torch: Any, matrix: Matrix) -> Any:
 
 
 class Unfused:
-    """The path without kernels of the bundle: torch.distributed, then torch.mm, on whatever device the tensors are.
+    """The path without kernels of the bundle: torch.distributed and torch.mm, on whatever device the tensors are.
 
-    For operations that gather the rows of their first operand and multiply or only move; others raise BundleError.
+    For operations that gather the rows of their first operand, that sum over ranks, or that stay on their rank, and
+    multiply or only move; others raise BundleError. Sums over ranks are in fp32 and rounded once, as in the kernels.
     """
 
     def __init__(self, torch: Any, spec: Spec, group: Any) -> None:
-        moves = [(move.kind, move.operand, move.dim) for move in spec.operation.moves]
-        if moves != [("gather", 0, 0)] or spec.operation.compute not in ("gemm", "copy"):
+        moves = spec.operation.moves
+        try:
+            self._kind = kind_of(spec)
+        except SpecError as error:
+            raise BundleError("the library path knows the operation", spec.op, "load the kernels") from error
+        if self._kind == "gather" and (moves[0].operand, moves[0].dim) != (0, 0):
             raise BundleError("the library path gathers the rows of the first operand", spec.op, "load the kernels")
         self._torch, self._spec, self._group = torch, spec, group
+        self._multiplies = spec.operation.compute == "gemm"
 
     def shape(self, shapes: Sequence[Sequence[Any]], world: int) -> list[Any]:
         """The local output of inputs with these local shapes, as declared (B is (K, N)). Sizes may be symbolic."""
         rows, *rest = shapes[0]
-        return [rows * world, *(shapes[1][1:] if self._spec.operation.compute == "gemm" else rest)]
+        whole = [rows, *(shapes[1][1:] if self._multiplies else rest)]
+        if self._kind == "gather":
+            whole[0] = rows * world
+        elif self._kind == "reduce_scatter":
+            _, whole[self._dim] = self._shard(whole[self._dim], world)
+        return whole
 
     def __call__(self, inputs: Sequence[Any], out: Any) -> None:
-        """Fill `out` from inputs of this rank. Collective; every rank passes equal shapes."""
+        """Fill `out` from inputs of this rank. Collective; every rank passes shapes that go together."""
+        if self._kind == "gather":
+            self._gather(inputs, out)
+        elif self._kind == "none":
+            product(self._torch, inputs[0], inputs[1], out)
+        else:
+            self._sum(self._addend(inputs, out), out)
+
+    @property
+    def _dim(self) -> int:
+        return self._spec.output.shard_dim or 0
+
+    def _shard(self, size: Any, world: int) -> tuple[Any, Any]:
+        """First index and size of this rank's shard, by DTensor's rule."""
+        chunk = -(-size // world)
+        first = min(size, self._torch.distributed.get_rank(self._group) * chunk)
+        return first, min(chunk, size - first)
+
+    def _gather(self, inputs: Sequence[Any], out: Any) -> None:
         torch, a = self._torch, inputs[0].contiguous()
-        gathers = self._spec.operation.compute == "gemm"
         whole = out
-        if gathers:
+        if self._multiplies:
             whole = torch.empty((out.shape[0], *a.shape[1:]), dtype=a.dtype, device=a.device)
         torch.distributed.all_gather_into_tensor(whole, a, group=self._group)
-        if gathers:
+        if self._multiplies:
             product(torch, whole, inputs[1], out)
+
+    def _addend(self, inputs: Sequence[Any], out: Any) -> Any:
+        """What this rank adds, in a tensor of its own; the dimension that is scattered comes first."""
+        torch, a = self._torch, inputs[0]
+        dtype = torch.float32 if out.dtype.is_floating_point and out.dtype.itemsize < 4 else out.dtype
+        if self._multiplies:
+            found = torch.empty((a.shape[0], inputs[1].shape[1]), dtype=dtype, device=a.device)
+            product(torch, a, inputs[1], found)
+            return found
+        moved = a.movedim(self._dim, 0) if self._kind == "reduce_scatter" else a
+        return torch.empty(moved.shape, dtype=dtype, device=a.device).copy_(moved)
+
+    def _sum(self, addend: Any, out: Any) -> None:
+        torch, group = self._torch, self._group
+        world, rows = torch.distributed.get_world_size(group), addend.shape[0]
+        if self._kind == "all_reduce":
+            torch.distributed.all_reduce(addend, group=group)
+            out.copy_(addend)
+            return
+        first, size = self._shard(rows, world)
+        if rows % world == 0:
+            part = torch.empty((size, *addend.shape[1:]), dtype=addend.dtype, device=addend.device)
+            torch.distributed.reduce_scatter_tensor(part, addend, group=group)
+        else:  # libraries scatter equal shards
+            torch.distributed.all_reduce(addend, group=group)
+            part = addend[first : first + size]
+        out.movedim(self._dim, 0).copy_(part)

@@ -10,18 +10,11 @@ from tilescale import canon
 from tilescale.errors import BundleError, TilescaleError
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.declaration import Spec
-from tilescale.spec.tensor import upper
+from tilescale.spec.result import deviation, result_of
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 KIND = "tilescale bundle"
-
-# The unit roundoff of a stored element, and what one fp32 addition may add, as in the check behind every measurement.
-ROUNDOFF = {
-    "bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53,
-    "float8_e4m3fn": 2.0**-4, "float8_e5m2": 2.0**-3,
-}
-ACCUMULATION_EPSILON = 2.0**-23
 
 
 @dataclass(frozen=True)
@@ -79,7 +72,9 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Bounds that a result meets: |out - exact| <= output_roundoff |exact| + accumulation sum|a||b|, elementwise."""
+    """Bounds that a result meets: |out - exact| <= output_roundoff |exact| + accumulation sum|a||b|, elementwise; or of
+    a sum over ranks, sum|a|. A spec with an attribute `partial_dtype` also lets every addend be rounded to that type.
+    """
 
     output_roundoff: float
     accumulation: float
@@ -157,11 +152,9 @@ class Manifest:
 
 
 def tolerance_of(spec: Spec) -> Tolerance:
-    """One rounding of the output type, plus the bound of fp32 accumulation where the operation multiplies."""
-    if spec.operation.compute != "gemm":
-        return Tolerance(0.0, 0.0)
-    contraction = upper(spec.inputs[0].shape[-1])
-    return Tolerance(ROUNDOFF.get(spec.output.dtype, 0.0), contraction * ACCUMULATION_EPSILON)
+    """Those that every measurement was checked against; zero for operations that only move elements."""
+    allowed = deviation(spec, result_of(spec, 0))
+    return Tolerance(allowed.result, allowed.magnitude)
 
 
 def dump(manifest: Manifest) -> bytes:

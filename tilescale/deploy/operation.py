@@ -13,6 +13,8 @@ from tilescale.deploy.launch import OPERANDS, PreparedOperation
 from tilescale.deploy.library import Unfused, tensor_at
 from tilescale.deploy.manifest import OperationEntry, Variant
 from tilescale.errors import BundleError
+from tilescale.spec.result import kind_of
+from tilescale.spec.views import PartialView
 
 LIBRARY = "library"
 
@@ -79,7 +81,7 @@ class Operation:
         tensors.check_no_gradient(torch, local)
         target = None if out is None else tensors.unwrap(out, spec.output, "out")
         result = self._dispatch(local, target)
-        return out if out is not None else result if mesh is None else self._wrap(result, mesh)
+        return out if out is not None else result if mesh is None else self._wrap(result, mesh, local)
 
     def empty_output(self, inputs: Sequence[Any]) -> Any:
         """A tensor like the result of a call with these inputs, with nothing in it; works on fake and meta tensors."""
@@ -163,11 +165,20 @@ class Operation:
                 raise BundleError(f"a has as many columns as b has rows: {k}", found[1].shape[0], "pass such tensors")
         return found
 
-    def _wrap(self, result: Any, mesh: Any) -> Any:
-        from torch.distributed.tensor import DTensor, Replicate, Shard
+    def _wrap(self, result: Any, mesh: Any, inputs: Sequence[Any]) -> Any:
+        """The local result as a DTensor placed as declared. Shards of a sum may be uneven: the sum says how large it is."""
+        from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-        dim = self._spec.output.shard_dim
-        return DTensor.from_local(result, mesh, [Replicate() if dim is None else Shard(dim)], run_check=False)
+        output, dim = self._spec.output, self._spec.output.shard_dim
+        if dim is None:
+            placement = Partial() if isinstance(output.view, PartialView) else Replicate()
+            return DTensor.from_local(result, mesh, [placement], run_check=False)
+        if kind_of(self._spec) != "reduce_scatter":
+            return DTensor.from_local(result, mesh, [Shard(dim)], run_check=False)
+        shape = list(result.shape)
+        shape[dim] = inputs[0].shape[dim]
+        return DTensor.from_local(result, mesh, [Shard(dim)], run_check=False, shape=self._torch.Size(shape),
+                                  stride=tensors.contiguous(shape))
 
     # -- life ----------------------------------------------------------------------------------------------------------
     def check(self) -> None:

@@ -11,13 +11,22 @@ from tilescale.runtime.measure import Samples
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import Space
 from tilescale.spec.op import Spec
+from tilescale.spec.result import kind_of
 
 # name -> what it is
 NAMES = {
-    "unfused": "gather by peer copies, then one library product",
-    "compute_only": "the library product alone, its operand gathered already",
-    "torch.symm_mem": "torch's symmetric memory operators (ranks that share a GPU)",
-    "nccl+cublas": "NCCL, then one library product (ranks with GPUs of their own)",
+    "unfused": "communicate by peer copies, and one library product before or after",
+    "compute_only": "the library product alone, its operand gathered already, nothing summed over ranks",
+    "torch.symm_mem": "torch's symmetric memory: fused operators, or collectives by copies (ranks that share a GPU)",
+    "torch.symm_mem.one_shot": "the same, where every rank reads the addends of all, behind a library product",
+    "torch.symm_mem.two_shot": "the same, where every rank sums a part and sends it to all",
+    "nccl+cublas": "NCCL, and one library product before or after (ranks with GPUs of their own)",
+}
+# by kind of move (see spec/result.py)
+SYMM_MEM: dict[str, tuple[str, ...]] = {
+    "gather": ("torch.symm_mem",),
+    "reduce_scatter": ("torch.symm_mem", "torch.symm_mem.one_shot"),
+    "all_reduce": ("torch.symm_mem.one_shot", "torch.symm_mem.two_shot"),
 }
 
 
@@ -49,11 +58,10 @@ class Timing:
 
 def names_for(spec: Spec) -> tuple[str, ...]:
     """The baselines that make sense for a spec."""
-    multiplies = spec.operation.compute == "gemm"
-    peers = "nccl+cublas" if spec.topology.kind == "real" else "torch.symm_mem"
-    if spec.topology.kind == "scale_model":
-        peers = ""  # a peer's copies are not charged to the link clock
-    return tuple(name for name in ("unfused", "compute_only" if multiplies else "", peers) if name)
+    own = ("unfused", "compute_only") if spec.operation.compute == "gemm" else ("unfused",)
+    if spec.local or spec.topology.kind == "scale_model":
+        return own  # a peer's copies are not charged to the link clock
+    return (*own, "nccl+cublas") if spec.topology.kind == "real" else (*own, *SYMM_MEM.get(kind_of(spec), ()))
 
 
 def check_names(spec: Spec, names: tuple[str, ...]) -> None:
@@ -63,17 +71,22 @@ def check_names(spec: Spec, names: tuple[str, ...]) -> None:
             raise RunnerError("a baseline is known", name, nearest(name, NAMES))
         if name == "nccl+cublas" and spec.topology.kind != "real":
             raise RunnerError("NCCL needs a GPU a rank", spec.topology.name, "use torch.symm_mem or unfused")
-        if name == "torch.symm_mem" and spec.topology.kind == "scale_model":
+        if not name.startswith("torch.symm_mem"):
+            continue
+        if spec.topology.kind == "scale_model":
             raise RunnerError("what is compared is charged to the same links; torch's copies are not",
                               spec.topology.name, "compare on Topology.shared_gpu, or with unfused")
+        offered = SYMM_MEM.get(kind_of(spec), ())
+        if name not in offered:
+            raise RunnerError(f"torch's symmetric memory has this for {spec.op}: {', '.join(offered) or 'nothing'}", name,
+                              "use one of these, or unfused")
 
 
 def unfused_schedule(spec: Spec) -> Schedule:
-    """The schedule behind `unfused`: copies by the most blocks there are, then the library."""
+    """The schedule behind `unfused`: copies by the most blocks there are, pushed where both ways exist, and the library."""
     compute = "library" if spec.operation.compute == "gemm" else "generated"
-    limits: dict[str, list[str | int]] = {
-        "transport": ["peer_copy"], "direction": ["push"], "overlap": ["none"], "compute": [compute]}
+    limits: dict[str, list[str | int]] = {"transport": ["peer_copy"], "overlap": ["none"], "compute": [compute]}
     found = Space(spec, {name: tuple(values) for name, values in limits.items()}).schedules
     if not found:
         raise RunnerError("the space holds an unfused schedule", spec.label, "choose another baseline")
-    return max(found, key=lambda schedule: (schedule.num_comm_blocks, schedule.digest))
+    return max(found, key=lambda schedule: (schedule.direction == "push", schedule.num_comm_blocks, schedule.digest))

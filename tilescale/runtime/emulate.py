@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +13,9 @@ from tilescale.arguments import shown as as_text
 from tilescale.codegen.emit import emit
 from tilescale.codegen.program import COUNTER_BYTES, STATE_BYTES, ProgramLaunch, TensorMapSpec
 from tilescale.codegen.table import STEP, pack_arguments
+from tilescale.deploy.tensors import NAMES
 from tilescale.errors import EmulationError, nearest
-from tilescale.runtime.check import Array, first_wrong, from_bits, random_input, to_bits, tolerance
+from tilescale.runtime.check import Array, first_wrong, from_bits, random_input, to_bits
 from tilescale.runtime.conformance import deviations
 from tilescale.runtime.emulator import (
     ADVERSARIES,
@@ -26,10 +27,12 @@ from tilescale.runtime.emulator import (
     run_isolated,
     tensor_map,
 )
+from tilescale.runtime.reference import NumpyArrays, add_up
 from tilescale.runtime.scaled import Scaled, scaled
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.declaration import Spec
-from tilescale.spec.tensor import ITEMSIZE
+from tilescale.spec.result import Factor, Result, deviation, result_of
+from tilescale.spec.tensor import ITEMSIZE, Tensor
 
 CALLS = 3
 TIME_LIMIT_NS = 10**9
@@ -46,6 +49,14 @@ class Emulation:
     adversary: str
     seed: int
     steps: int
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The output of a rank in fp64, and how far its elements may be off; None: as it is, rounded once."""
+
+    value: Array
+    allowed: Array | None
 
 
 @dataclass(frozen=True)
@@ -68,8 +79,8 @@ def emulate(spec: Spec, schedule: Schedule, seed: int = 0, adversary: str | None
     """Run the emitted text of `schedule` on the CPU, at a small size of the same binaries where the spec is large.
 
     Two calls hold small integers and must be exact; the third holds random numbers and must be within one rounding and
-    the fp32 accumulation bound. `adversary`: "lazy", "random" or "eager"; by default the seed chooses in turn.
-    `include_dirs` are searched for the device library before its own folder.
+    the fp32 accumulation bound (spec/result.py has the rule). `adversary`: "lazy", "random" or "eager"; by default the
+    seed chooses in turn. `include_dirs` are searched for the device library before its own folder.
     Raises MissingDependency without a C++ compiler, EmulationError where the emulator itself cannot go on, SpecError or
     ScheduleError for an argument that is no spec or no schedule.
     """
@@ -113,7 +124,7 @@ class Run:
         self.rng = np.random.default_rng(seed)
         self.libraries = [build_candidate(kernel.text, include_dirs) for kernel in self.program.kernels]
         self.memory = [self._memories(rank) for rank in range(self.world)]
-        self.reads: list[tuple[int, int, int, Array, Array, bool]] = []
+        self.reads: list[tuple[int, int, int, Wanted]] = []
         self.ended: dict[int, list[int]] = {}
         for call in range(conditions.calls):
             self._call(call)
@@ -166,7 +177,7 @@ class Run:
     # -- graph ---------------------------------------------------------------------------------------------------------
     def _call(self, call: int) -> None:
         exact = call < self.conditions.calls - 1
-        inputs, outputs, allowed = self._values(exact)
+        inputs, wanted = self._values(exact)
         for rank in range(self.world):
             after = self.ended.get(rank, [])
             for name, data in inputs[rank].items():
@@ -175,7 +186,7 @@ class Run:
             after = [self.machine.add_caller_write(rank, out.address, b"\xff" * out.size, after, call, "caller poisons")]
             ends = self._launches(rank, call, after[0])
             node = self.machine.add_caller_read(rank, out.address, out.size, ends, call)
-            self.reads.append((node, rank, call, outputs[rank], allowed[rank], exact))
+            self.reads.append((node, rank, call, wanted[rank]))
             # The caller may overwrite its inputs at once, whatever its peers are still doing (0xFF: not a number).
             self.ended[rank] = [node] + [
                 self.machine.add_caller_write(rank, self.memory[rank][name].address, b"\xff" * len(data), ends, call,
@@ -215,43 +226,46 @@ class Run:
             self._maps(rank), launch.blocks, launch.threads, launch.shared_bytes, after, call)
 
     # -- values --------------------------------------------------------------------------------------------------------
-    def _values(self, exact: bool) -> tuple[list[dict[str, bytes]], list[Array], list[Array]]:
-        """Input bytes, reference outputs and allowed distances of every rank."""
-        tensor = self.spec.inputs[0]
-        shards = [self._draw(tensor.local_shape(r, self.world), tensor.dtype, exact) for r in range(self.world)]
-        whole = np.concatenate([values for values, _ in shards])
-        inputs = [{"a": data} for _, data in shards]
-        if self.spec.operation.compute != "gemm":
-            return inputs, [whole] * self.world, [np.zeros_like(whole)] * self.world
-        outputs, allowed = [], []
-        b = self.spec.inputs[1]
-        for rank in range(self.world):
-            shape = b.local_shape(rank, self.world)
-            values, data = self._draw(shape if b.order == "row" else shape[::-1], b.dtype, exact)
-            inputs[rank]["b"] = data
-            operand = values if b.order == "row" else values.T
-            reference = whole @ operand
-            outputs.append(reference)
-            allowed.append(tolerance(reference, np.abs(whole) @ np.abs(operand), self.spec.output.dtype, shape[0]))
-        return inputs, outputs, allowed
+    def _values(self, exact: bool) -> tuple[list[dict[str, bytes]], list[Wanted]]:
+        """Input bytes of every rank by buffer, and its output."""
+        operands = [[self._draw(tensor, rank, exact) for rank in range(self.world)] for tensor in self.spec.inputs]
+        inputs = [{name: ranks[rank][1] for name, ranks in zip(NAMES, operands, strict=False) if ranks[rank][1]}
+                  for rank in range(self.world)]
 
-    def _draw(self, shape: tuple[int, ...], dtype: str, exact: bool) -> tuple[Array, bytes]:
-        bits = to_bits(random_input(self.rng, shape, exact), dtype).tobytes()
-        return from_bits(bits, dtype).reshape(shape), bits
+        def load(factor: Factor) -> Array:
+            return np.concatenate([operands[factor.operand][rank][0] for rank in factor.ranks], axis=factor.dim)
+
+        results = [result_of(self.spec, rank) for rank in range(self.world)]
+        known = {result: self._wanted(result, load, exact) for result in dict.fromkeys(results)}
+        return inputs, [known[result] for result in results]
+
+    def _wanted(self, result: Result, load: Callable[[Factor], Array], exact: bool) -> Wanted:
+        allowed = deviation(self.spec, result, exact)
+        sums = add_up(result, load, NumpyArrays(), magnitude=not allowed.exact, spread=not allowed.exact)
+        return Wanted(sums.value, None if allowed.exact else sums.allowed(allowed))
+
+    def _draw(self, tensor: Tensor, rank: int, exact: bool) -> tuple[Array, bytes]:
+        """A local operand and its memory."""
+        shape, by_rows = tensor.local_shape(rank, self.world), tensor.order == "row"
+        drawn = random_input(self.rng, shape if by_rows else shape[::-1], exact)
+        bits = to_bits(drawn, tensor.dtype).tobytes()
+        values = from_bits(bits, tensor.dtype).reshape(drawn.shape)
+        return values if by_rows else values.T, bits
 
     # -- verdict -------------------------------------------------------------------------------------------------------
     def judge(self, report: RunReport) -> list[str]:
         """Everything wrong with a run that ended."""
         lines = list(deviations(self.plan, self.program, report, self.conditions.calls, self.conditions.first_call))
-        dtype = self.spec.output.dtype
-        for node, rank, call, reference, allowed, exact in self.reads:
-            found = from_bits(report.seen[node], dtype).reshape(reference.shape)
-            if exact:
-                wanted = from_bits(to_bits(reference, dtype).tobytes(), dtype).reshape(reference.shape)
-                at = first_wrong(found, wanted, np.zeros_like(wanted))
-            else:
-                wanted, at = reference, first_wrong(found, reference, allowed)
+        output = self.spec.output
+        for node, rank, call, wanted in self.reads:
+            shape = wanted.value.shape
+            found = from_bits(report.seen[node][: wanted.value.size * output.itemsize], output.dtype).reshape(shape)
+            value, allowed = wanted.value, wanted.allowed
+            if allowed is None:
+                value = from_bits(to_bits(value, output.dtype).tobytes(), output.dtype).reshape(shape)
+                allowed = np.zeros_like(value)
+            at = first_wrong(found, value, allowed)
             if at >= 0:
-                where = tuple(int(i) for i in np.unravel_index(at, reference.shape))
-                lines.append(f"call {call} rank {rank}: out{list(where)} is {found[where]:g}, wanted {wanted[where]:g}")
+                where = tuple(int(i) for i in np.unravel_index(at, shape))
+                lines.append(f"call {call} rank {rank}: out{list(where)} is {found[where]:g}, wanted {value[where]:g}")
         return lines

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tilescale.deploy.library import product
 from tilescale.errors import RunnerError, nearest
+from tilescale.runtime import gpu_peers
 from tilescale.runtime.gpu_check import CALLS, TIMED_CALLS, Workload
 from tilescale.runtime.gpu_contestant import Rank, Recording, Timed
-
-Meet = Callable[[Any], Sequence[Any]]
-Call = Callable[[int], Any]  # enqueues call number i on the current stream and returns its output
+from tilescale.runtime.gpu_peers import Meet, Path
 
 
 class LibraryContestant:
     """A path of library calls, captured by torch, which keeps the memory that the calls allocate."""
 
-    def __init__(self, rank: Rank, name: str, work: Workload, call: Call) -> None:
+    def __init__(self, rank: Rank, name: str, work: Workload, path: Path) -> None:
         self.name = name
-        self._rank, self._work, self._call = rank, work, call
+        self._rank, self._work, self._path = rank, work, path
 
     def verify(self) -> None:
         self._work.poison()
         for number in range(CALLS):
-            out = self._call(number)
+            out = self._path.call(number)
             self._synchronize()
-            self._work.check(number, out)
+            self._path.check(number, out)
         for number in TIMED_CALLS:  # warm: capturing must load and allocate nothing new
-            self._call(number)
+            self._path.call(number)
         self._synchronize()
 
     def record(self, calls: int) -> Recording:
@@ -38,7 +36,7 @@ class LibraryContestant:
         self._rank.exchange(b"")
         with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
             for number in range(calls):
-                self._call(TIMED_CALLS[number % len(TIMED_CALLS)])
+                self._path.call(TIMED_CALLS[number % len(TIMED_CALLS)])
         self._rank.exchange(b"")
         return Recording(graph.replay, calls, graph.reset)
 
@@ -59,84 +57,27 @@ def make(name: str, rank: Rank, work: Workload, meet: Meet) -> Timed:
     return LibraryContestant(rank, name, work, MAKERS[name](rank, work, meet))
 
 
-def _compute_only(rank: Rank, work: Workload, meet: Meet) -> Call:
-    """cuBLAS on this rank's SMs, with the first operand gathered already: what no overlap can beat."""
+def _compute_only(rank: Rank, work: Workload, meet: Meet) -> Path:
+    """cuBLAS on this rank's SMs, a gathered operand gathered already, and nothing summed: what no overlap can beat."""
     if not work.multiplies:
         raise RunnerError("compute_only goes with operations that multiply", work.spec.op)
-    wholes = [work.whole(number) for number in range(CALLS)]
+    torch = rank.device.torch
+    firsts = [work.whole(number) if work.kind == "gather" else work.calls[number].inputs[0] for number in range(CALLS)]
+    b, out = work.calls[0].inputs[1], work.calls[0].out
+    sums = work.kind not in ("gather", "none")  # then the local product is no output
+    part = torch.empty((firsts[0].shape[0], b.shape[1]), dtype=out.dtype, device=out.device) if sums else None
 
     def call(number: int) -> Any:
         data = work.calls[number]
-        product(rank.device.torch, wholes[number], data.inputs[1], data.out)
-        return data.out
+        target = data.out if part is None else part
+        product(torch, firsts[number], data.inputs[1], target)
+        return target
 
-    return call
-
-
-def _symm_mem(rank: Rank, work: Workload, meet: Meet) -> Call:
-    """torch's symmetric memory: fused_all_gather_matmul, or the all-gather by copies."""
-    torch = rank.device.torch
-    group = _group(rank, meet, "gloo")
-    import torch.distributed._symmetric_memory as symmetric
-
-    symmetric.enable_symm_mem_for_group(group.group_name)
-    streams = getattr(symmetric, "_backend_streams", None)
-    if isinstance(streams, dict):  # its second stream would otherwise have the whole GPU
-        for priority in (0, -1):
-            streams.setdefault(priority, torch.cuda.ExternalStream(rank.device.driver.create_stream()))
-    operators = torch.ops.symm_mem
-
-    def multiply(number: int) -> Any:
-        a, b = work.calls[number].inputs
-        return operators.fused_all_gather_matmul(a, [b], gather_dim=0, group_name=group.group_name)[1][0]
-
-    def gather(number: int) -> Any:
-        found = operators._low_contention_all_gather(work.calls[number].inputs[0], group.group_name)
-        return torch.ops._c10d_functional.wait_tensor(found)
-
-    if not work.multiplies:
-        return gather
-    if work.spec.output.dtype != work.spec.inputs[0].dtype:
-        raise RunnerError("fused_all_gather_matmul gives the type of its inputs", work.spec.output.dtype)
-    return multiply
+    return Path(call, lambda number, out: work.check(number, out, work.local(number) if sums else None))
 
 
-def _nccl(rank: Rank, work: Workload, meet: Meet) -> Call:
-    """NCCL's all-gather, then cuBLAS."""
-    torch = rank.device.torch
-    group = _group(rank, meet, "nccl")
-    wholes = [torch.empty_like(work.whole(0)) for _ in range(CALLS)] if work.multiplies else []
-
-    def call(number: int) -> Any:
-        data = work.calls[number]
-        target = wholes[number] if work.multiplies else data.out
-        torch.distributed.all_gather_into_tensor(target, data.inputs[0], group=group)
-        if work.multiplies:
-            product(torch, target, data.inputs[1], data.out)
-        return data.out
-
-    return call
-
-
-MAKERS: dict[str, Callable[[Rank, Workload, Meet], Call]] = {
-    "compute_only": _compute_only, "torch.symm_mem": _symm_mem, "nccl+cublas": _nccl,
+MAKERS: dict[str, Callable[[Rank, Workload, Meet], Path]] = {
+    "compute_only": _compute_only, "torch.symm_mem": gpu_peers.symm_mem,
+    "torch.symm_mem.one_shot": gpu_peers.symm_mem_one_shot, "torch.symm_mem.two_shot": gpu_peers.symm_mem_two_shot,
+    "nccl+cublas": gpu_peers.nccl,
 }
-_GROUPS: dict[str, Any] = {}
-
-
-def _group(rank: Rank, meet: Meet, backend: str) -> Any:
-    """A process group of all ranks, made once a process; the gloo one is the world."""
-    distributed = rank.device.torch.distributed
-    if "gloo" not in _GROUPS:
-        store = None
-        if rank.rank == 0:
-            store = distributed.TCPStore("127.0.0.1", 0, rank.world, True, wait_for_workers=False)
-        port = meet(store.port if store is not None else 0)[0]
-        if store is None:
-            store = distributed.TCPStore("127.0.0.1", port, rank.world, False, wait_for_workers=False)
-        os.environ.setdefault("LOCAL_RANK", "0")
-        distributed.init_process_group("gloo", store=store, rank=rank.rank, world_size=rank.world)
-        _GROUPS["gloo"] = distributed.group.WORLD
-    if backend not in _GROUPS:
-        _GROUPS[backend] = distributed.new_group(backend=backend)
-    return _GROUPS[backend]

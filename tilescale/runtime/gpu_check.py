@@ -7,14 +7,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tilescale.deploy.library import product
 from tilescale.deploy.tensors import Local, contiguous, local_inputs, local_output
-from tilescale.errors import RunnerError
-from tilescale.runtime.check import ACCUMULATION_EPSILON, EPSILON
+from tilescale.runtime.reference import Sums, add_up
 from tilescale.spec.declaration import Spec
+from tilescale.spec.result import (
+    Deviation,
+    Factor,
+    Result,
+    deviation,
+    kind_of,
+    local_term,
+    peers_deviation,
+    result_of,
+)
 
 CALLS = 3
 EXACT_CALL = 0  # small integers, whose sums are exact in fp32; the other calls hold random numbers
 TIMED_CALLS = (1, 2)  # never integers: arithmetic on few distinct values runs faster than on real ones
+_KEPT_ROUNDOFF = 2.0**-24  # of references that are kept in fp32
 POISON = 0x7F  # a byte: 3.4e38 in bfloat16 and float32, not a number in float16, large in integers
 
 Place = Callable[[Local], Any]  # a tensor of this shape, strides and type where kernels reach it
@@ -26,10 +37,12 @@ class WrongResult(Exception):
 
 @dataclass(frozen=True)
 class Expected:
-    """`values`: what must come out. `allowed`: largest distance of each element; None where the bits must be equal."""
+    """`values`: what must come out. `allowed`: largest distance of each element; None where the bits must be equal.
+    `spread`: of sums over ranks (see Deviation), to two digits, for those who round addends."""
 
     values: Any
     allowed: Any = None
+    spread: Any = None
 
 
 @dataclass(frozen=True)
@@ -44,14 +57,11 @@ class CallData:
 class Workload:
     """CALLS calls of a spec on one rank, made once: equal for equal (spec, seed), whatever runs.
 
-    For operations that gather the rows of their first operand, and multiply or only move; RunnerError for others.
+    SpecError for operations of which spec/results does not say what they compute.
     """
 
     def __init__(self, torch: Any, spec: Spec, rank: int, seed: int, place: Place) -> None:
-        moves = [(move.kind, move.operand, move.dim) for move in spec.operation.moves]
-        if moves != [("gather", 0, 0)] or spec.operation.compute not in ("gemm", "copy"):
-            raise RunnerError("the runner has a reference for operations that gather rows", spec.op,
-                              "add one to gpu_check.py")
+        self.kind, self._result = kind_of(spec), result_of(spec, rank)
         self._torch, self.spec, self.rank, self._seed, self._place = torch, spec, rank, seed, place
         self.calls = tuple(self._call(call) for call in range(CALLS))
 
@@ -60,23 +70,37 @@ class Workload:
         return self.spec.operation.compute == "gemm"
 
     def whole(self, call: int) -> Any:
-        """The first operand of all ranks, gathered."""
-        return self._gathered(call, self.calls[call].out.device)
+        """The first operand of this rank's product or copy; gathered, where it is that of several ranks."""
+        return self._load(self._result.terms[0][0], call)
 
     def poison(self) -> None:
         """Make sure that no output is right before it is written."""
         for data in self.calls:
             data.out.view(self._torch.uint8).fill_(POISON)
 
-    def check(self, call: int, out: Any = None) -> None:
-        """Raises WrongResult unless the output of a call (or `out` in its place) is right."""
+    def check(self, call: int, out: Any = None, expected: Expected | None = None) -> None:
+        """Raises WrongResult unless the output of a call (or `out` in its place) is right, or is what is `expected`."""
         data = self.calls[call]
-        found = data.out if out is None else out
-        wrong = _wrong(self._torch, found, data.expected)
+        found, wanted = data.out if out is None else out, expected or data.expected
+        wrong = _wrong(self._torch, found, wanted)
         count = int(wrong.sum())
         if count:
             at = int(wrong.flatten().to(self._torch.uint8).argmax())
-            raise WrongResult(self._describe(call, found, data.expected, at, count))
+            raise WrongResult(self._describe(call, found, wanted, at, count))
+
+    def peers(self, call: int) -> Expected:
+        """What other libraries may return, which round more often (see peers_deviation)."""
+        expected = self.calls[call].expected
+        if expected.spread is None:
+            return expected
+        values = expected.values.to(self._kept)
+        allowed = peers_deviation(self.spec, self._result, call == EXACT_CALL)
+        room = values.abs().mul_(allowed.result).add_(expected.spread, alpha=allowed.spread)
+        return Expected(values, room if expected.allowed is None else room.add_(expected.allowed))
+
+    def local(self, call: int) -> Expected:
+        """What this rank's own product is, without those of its peers. Made anew with every use."""
+        return self._expected(Result((local_term(self.spec, self.rank),)), call)
 
     def _describe(self, call: int, found: Any, expected: Expected, at: int, count: int) -> str:
         index = tuple(int(part) for part in _unravel(at, found.shape))
@@ -89,43 +113,79 @@ class Workload:
 
     # -- making --------------------------------------------------------------------------------------------------------
     def _call(self, call: int) -> CallData:
-        spec = self.spec
-        placed = []
+        spec, placed = self.spec, []
         for operand, local in enumerate(local_inputs(spec, self.rank)):
             tensor = self._place(local)
             tensor.copy_(self._fresh(local, call, operand, self.rank, tensor.device))
             placed.append(tensor)
         out = self._place(local_output(spec, self.rank))
-        whole = self._gathered(call, out.device)
-        if spec.operation.compute == "copy":
-            return CallData(tuple(placed), out, Expected(whole))
-        return CallData(tuple(placed), out, self._product(whole, placed[1], call))
+        self._device = out.device
+        return CallData(tuple(placed), out, self._expected(self._result, call))
 
-    def _gathered(self, call: int, device: Any) -> Any:
-        locals_ = [local_inputs(self.spec, peer)[0] for peer in range(self.spec.world)]
-        return self._torch.cat([self._fresh(local, call, 0, peer, device) for peer, local in enumerate(locals_)])
+    @property
+    def _kept(self) -> Any:
+        """The type of references that are kept: they are as many as outputs, so no wider than these need."""
+        return self._torch.float32 if self.spec.output.itemsize < 4 else self._torch.float64
 
-    def _product(self, whole: Any, b: Any, call: int) -> Expected:
-        torch, output = self._torch, self.spec.output
-        a64, b64 = whole.double(), b.double()
-        reference = a64 @ b64
-        if call == EXACT_CALL:
-            return Expected(reference.to(getattr(torch, output.dtype)))
-        magnitude = a64.abs_() @ b64.abs_()
-        allowed = magnitude.mul_(ACCUMULATION_EPSILON * whole.shape[1])
-        allowed += reference.abs().mul_(EPSILON.get(output.dtype, 0.0) / 2)
-        return Expected(reference, allowed)
+    def _expected(self, result: Result, call: int) -> Expected:
+        integers = call == EXACT_CALL
+        if result.only_moves:
+            return Expected(self._load(result.terms[0][0], call))
+        allowed = deviation(self.spec, result, integers)
+        sums = add_up(result, lambda factor: self._load(factor, call), TorchArrays(self._torch, self._device),
+                      magnitude=bool(allowed.magnitude), spread=result.sums)
+        spread = None if sums.spread is None else sums.spread.bfloat16()
+        if allowed.exact:
+            return Expected(sums.value.to(getattr(self._torch, self.spec.output.dtype)), None, spread)
+        return Expected(sums.value.to(self._kept), self._room(sums, allowed), spread)
+
+    def _room(self, sums: Sums, allowed: Deviation) -> Any:
+        """What each element may be off by, and what the kept reference itself is off by."""
+        room = sums.allowed(allowed)
+        if self._kept == self._torch.float32:
+            room += sums.value.abs().mul_(_KEPT_ROUNDOFF)
+        return room.float()
+
+    def _load(self, factor: Factor, call: int) -> Any:
+        """The operand of the ranks of a factor, joined."""
+        locals_ = [local_inputs(self.spec, rank)[factor.operand] for rank in factor.ranks]
+        parts = [self._fresh(local, call, factor.operand, rank, self._device)
+                 for rank, local in zip(factor.ranks, locals_, strict=True)]
+        return parts[0] if len(parts) == 1 else self._torch.cat(parts, factor.dim)
 
     def _fresh(self, local: Local, call: int, operand: int, rank: int, device: Any) -> Any:
-        """The numbers of an operand of any rank, row-major."""
+        """The numbers of an operand of any rank, row-major. Integers are so small that sums over ranks hold them."""
         torch = self._torch
         generator = torch.Generator(device).manual_seed(((self._seed * CALLS + call) * 2 + operand) * 128 + rank)
         dtype = getattr(torch, local.dtype)
         if call == EXACT_CALL:
             return torch.randint(-2, 3, local.shape, device=device, generator=generator).to(dtype)
         if not dtype.is_floating_point:
-            return torch.randint(0, 100, local.shape, device=device, generator=generator).to(dtype)
+            high = 100 // len(self._result.terms)
+            return torch.randint(0, high, local.shape, device=device, generator=generator).to(dtype)
         return torch.randn(local.shape, device=device, generator=generator, dtype=torch.float32).to(dtype)
+
+
+class TorchArrays:
+    """Arrays for reference.py: values in fp64, magnitudes by the library's products in fp32."""
+
+    def __init__(self, torch: Any, device: Any) -> None:
+        self._torch, self._device = torch, device
+
+    def zeros(self, shape: tuple[int, ...], rough: bool) -> Any:
+        torch = self._torch
+        return torch.zeros(shape, dtype=torch.float32 if rough else torch.float64, device=self._device)
+
+    def wide(self, values: Any) -> Any:
+        return values.double()
+
+    def magnitudes(self, a: Any, b: Any) -> Any:
+        torch = self._torch
+        found = torch.empty((a.shape[0], b.shape[1]), dtype=torch.float32, device=a.device)
+        if a.dtype not in (torch.bfloat16, torch.float16):
+            a, b = a.float(), b.float()
+        product(torch, a.abs(), b.abs(), found)
+        return found
 
 
 def place_on(torch: Any, device: str) -> Place:
@@ -148,7 +208,7 @@ def _wrong(torch: Any, found: Any, expected: Expected) -> Any:
         if size in (1, 2, 4, 8) and found.dtype == values.dtype and not found.dtype.is_floating_point:
             return found != values
         return ~(found == values) if size > 1 else found.view(torch.uint8) != values.view(torch.uint8)
-    return ~((found.double() - values).abs_() <= expected.allowed)
+    return ~((found.to(values.dtype) - values).abs_() <= expected.allowed)
 
 
 def _unravel(at: int, shape: Sequence[int]) -> list[int]:

@@ -87,7 +87,7 @@ class ProgramContestant:
 
     def _warm_up(self, warm: set[tuple[Any, ...]]) -> None:
         """Load what library products need on every stream: loading waits for kernels that spin, and these for it."""
-        device, spec, data = self._rank.device, self._work.spec, self._work.calls[0]
+        device, spec, inputs = self._rank.device, self._work.spec, self._work.calls[0].inputs
         driver, address = device.driver, device.address
         for launch in self._program.ranks[self._rank.rank]:
             call = launch.gemm
@@ -104,7 +104,7 @@ class ProgramContestant:
             for stream in cold:
                 device.library.multiply(
                     Matrix(address(factor), call.m, call.k, (call.k, 1), a.dtype),
-                    Matrix(address(data.inputs[1]), call.k, call.n, strides, b.dtype),
+                    Matrix(address(inputs[1]), call.k, call.n, strides, b.dtype),
                     Matrix(address(target), call.m, call.n, (call.n, 1), out), stream)
                 driver.synchronize(stream)
                 warm.add((stream, *kind))

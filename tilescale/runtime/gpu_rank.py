@@ -138,6 +138,7 @@ class GpuRank:
             self._work[key] = Workload(device.torch, race.spec, self._context.rank, int(self._settings["seed"]),
                                        device.place)
             device.driver.synchronize(device.stream)
+            device.torch.cuda.empty_cache()  # references are made in fp64: give back what only making them took
         return self._work[key]
 
     def _enter(self, race: gpu_job.Race, work: Workload, failed: dict[str, str]) -> Iterator[Timed]:

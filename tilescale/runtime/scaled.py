@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, replace
 
-from tilescale.schedules.constraints import num_chunks
 from tilescale.schedules.lower import lower
-from tilescale.schedules.plan import Launch, Plan, Role
+from tilescale.schedules.plan import Launch, Plan, Role, Signal
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.declaration import Spec
-from tilescale.spec.tensor import Tensor
+from tilescale.spec.result import kind_of
+from tilescale.spec.tensor import Tensor, shard_sizes
+from tilescale.spec.topology import SM_SHARE_STEP, Topology
 
 WORK_BLOCKS = 2
 COPY_ROWS = 16
@@ -30,12 +31,12 @@ class Scaled:
 
 
 def scaled(spec: Spec, schedule: Schedule) -> Scaled:
-    """The operation itself where it is small (on two working blocks where its blocks are many), else the smallest one
+    """The operation itself where it is small (on few working blocks where its blocks are many), else the smallest one
     with every kind of step, two waves and tails."""
     plan = lower(spec, schedule)
-    if _is_small(spec):
+    if _is_small(spec, schedule):
         threads = sum(launch.blocks * launch.threads for rank in plan.ranks for launch in rank)
-        return Scaled(spec, schedule, plan if threads <= SMALL_THREADS else _fewer_blocks(plan), False)
+        return Scaled(spec, schedule, plan if threads <= SMALL_THREADS else _on_few_blocks(spec, schedule), False)
     gang = min(2, schedule.num_comm_blocks // schedule.depth) if schedule.num_comm_blocks else 0
     chunks = _chunks(spec, schedule)
     unit = schedule.block_m or COPY_ROWS
@@ -43,37 +44,52 @@ def scaled(spec: Spec, schedule: Schedule) -> Scaled:
     small = replace(schedule, num_comm_blocks=gang * schedule.depth,
                     chunk_rows=0 if schedule.overlap == "none" else unit if chunks > 1 else 2 * unit)
     small_spec = _resized(spec, rows, schedule)
-    return Scaled(small_spec, small, _fewer_blocks(lower(small_spec, small)), True)
+    return Scaled(small_spec, small, _on_few_blocks(small_spec, small), True)
 
 
-def _is_small(spec: Spec) -> bool:
-    elements = spec.inputs[0].nbytes
+def _is_small(spec: Spec, schedule: Schedule) -> bool:
+    """Whether all of it can be emulated; a tile that is not full costs as much as one that is."""
     macs = 0
     if spec.operation.compute == "gemm":
         m, n, k = spec.mnk
-        macs = m * n * k
-    return macs <= SMALL_MACS and elements <= SMALL_BYTES
+        macs = max(m, schedule.block_m) * max(n, schedule.block_n) * k
+    return macs <= SMALL_MACS and max(tensor.nbytes for tensor in spec.inputs) <= SMALL_BYTES
+
+
+def _shard_rows(spec: Spec) -> int:
+    """Rows of the largest part that a rank gathers or keeps of a sum: what chunks are cut from."""
+    if kind_of(spec) == "gather":
+        return spec.inputs[0].local_shape(0, spec.world)[0]
+    return max(shard_sizes(spec.output.sizes[0], 1 if spec.local else spec.world))
 
 
 def _chunks(spec: Spec, schedule: Schedule) -> int:
     """Enough chunks of a shard to have the depth in flight, at least two where there were several."""
-    real = num_chunks(spec, schedule)
+    real = -(-_shard_rows(spec) // schedule.chunk_rows) if schedule.chunk_rows else 1
     needed = schedule.depth if schedule.overlap == "chunked" else -(-schedule.depth // max(1, spec.world - 1))
     return min(real, max(2, needed))
 
 
 def _resized(spec: Spec, rows: int, schedule: Schedule) -> Spec:
-    """The spec with `rows` rows a shard; columns with a tail that keeps the alignment of the real operands."""
-    a = spec.inputs[0]
+    """The spec with `rows` rows a shard, or all of them where rows are not shared out; columns with a tail that keeps
+    the alignment of the real operands. A contraction that ranks share has its tail on every rank; shards of rows are
+    uneven where the real ones are."""
+    a, world = spec.inputs[0], spec.world
+    m = rows if spec.local and not _cut(a, 0) else rows * world - (spec.output.sizes[0] % world > 0)
     if spec.operation.compute != "gemm":
         real = a.sizes[1] * a.itemsize if a.ndim > 1 else a.itemsize
         unit = next(u for u in (16, 8, 4, 2, 1) if real % u == 0)
         columns = max(1, (2 * 4096 // unit * unit + unit) // a.itemsize)
-        return _with(spec, ((rows * spec.world, columns), ), (rows * spec.world, columns))
-    k = 2 * (schedule.block_k or 16) + 24
-    n = spec.world * ((schedule.block_n or 16) + 24)
-    m = rows * spec.world
+        return _with(spec, ((m, columns), ), (m, columns))
+    b = spec.inputs[1]
+    k = (2 * (schedule.block_k or 16) + 24) * (world if _cut(a, 1) else 1)
+    n = ((schedule.block_n or 16) + 24) * (world if _cut(b, 1) else 1)
     return _with(spec, ((m, k), (k, n)), (m, n))
+
+
+def _cut(tensor: Tensor, dim: int) -> bool:
+    """Whether ranks hold different parts along `dim`."""
+    return tensor.shard_dim == dim
 
 
 def _with(spec: Spec, inputs: tuple[tuple[int, ...], ...], output: tuple[int, ...]) -> Spec:
@@ -84,13 +100,40 @@ def _with(spec: Spec, inputs: tuple[tuple[int, ...], ...], output: tuple[int, ..
                                output=sized(spec.output, output))
 
 
-def _fewer_blocks(plan: Plan) -> Plan:
-    """The plan with gangs of two blocks where nobody counts their signals: those that multiply or copy out."""
-    def role(r: Role, launch: Launch) -> Role:
-        return replace(r, blocks=min(r.blocks, WORK_BLOCKS)) if r.name.startswith(("work", "own")) else r
+def _on_few_blocks(spec: Spec, schedule: Schedule) -> Plan:
+    """The plan with gangs of two working blocks; of few more where others count the signals of their blocks."""
+    plan = lower(spec, schedule)
+    if any(_works(role) and _signals(role) for rank in plan.ranks for launch in rank for role in launch.roles):
+        plan = lower(replace(spec, topology=_few_sms(spec.topology, _beside(schedule) + WORK_BLOCKS)), schedule)
+    return replace(plan, ranks=tuple(tuple(_fewer(launch) for launch in rank) for rank in plan.ranks))
 
-    def smaller(launch: Launch) -> Launch:
-        return launch if launch.agent != "blocks" else replace(
-            launch, roles=tuple(role(r, launch) for r in launch.roles))
 
-    return replace(plan, ranks=tuple(tuple(smaller(launch) for launch in rank) for rank in plan.ranks))
+def _beside(schedule: Schedule) -> int:
+    """Blocks that may be resident beside the working ones."""
+    return schedule.num_comm_blocks or schedule.depth
+
+
+def _few_sms(topology: Topology, share: int) -> Topology:
+    """The same machine on a smaller GPU, where a rank may use `share` SMs, in whole groups where ranks share it."""
+    real = topology.kind == "real"
+    sms = share if real else -(-share // SM_SHARE_STEP) * SM_SHARE_STEP * topology.ranks
+    if sms >= topology.gpu.sms:
+        return topology
+    levels = tuple(replace(level, units=sms) if level.name == "gpu" else level for level in topology.levels)
+    return replace(topology, gpu=replace(topology.gpu, sms=sms), levels=levels)
+
+
+def _works(role: Role) -> bool:
+    """Blocks that multiply, add or copy out, as lowering names them."""
+    return role.agent == "blocks" and role.name.startswith(("work", "own", "sum"))
+
+
+def _signals(role: Role) -> bool:
+    return any(isinstance(step, Signal) for step in role.steps)
+
+
+def _fewer(launch: Launch) -> Launch:
+    """Gangs of two working blocks, where nobody counts their signals."""
+    return replace(launch, roles=tuple(
+        replace(role, blocks=min(role.blocks, WORK_BLOCKS)) if _works(role) and not _signals(role) else role
+        for role in launch.roles))

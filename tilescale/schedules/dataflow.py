@@ -208,7 +208,8 @@ class DataFlow:
             added = here if number == 0 else _added(sums, here)
             if added is None:
                 told = " and ".join(map(_told, (sums[0], here[0])))
-                return self._refuse(rank, work, call, source, f"must add parts of the same rows, each once; there are {told}")
+                message = f"must add parts of the same rows, each once; there are {told}"
+                return self._refuse(rank, work, call, source, message)
             sums = added
         target, factor = self._contents(step.dst.rank, step.dst.buffer, call), (step.dst.size, step.srcs[0].size)
         for low, high, value in sums:

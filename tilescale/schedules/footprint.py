@@ -231,10 +231,9 @@ def _check_reduce(plan: Plan, rank: int, step: Reduce) -> Problem | None:
 
 
 def _check_sum(plan: Plan, rank: int, step: Sum) -> Problem | None:
-    size, out = SUMMED.get(step.element), SUMMED.get(step.out)
-    known = size is not None and out is not None and len(step.srcs) > 0
-    if not known or any(src.offset % size or src.size * out != step.dst.size * size for src in step.srcs) \
-            or step.dst.offset % out or step.dst.size % out:
+    size, out = SUMMED.get(step.element, 0), SUMMED.get(step.out, 0)
+    fits = size > 0 and out > 0 and len(step.srcs) > 0 and not (step.dst.offset % out or step.dst.size % out)
+    if not fits or any(src.offset % size or src.size * out != step.dst.size * size for src in step.srcs):
         return "copy_size", (
             "a sum adds whole elements of float32, bfloat16 or float16, as many from each source as it writes; got "
             f"{describe(step)} of {step.element} to {step.out}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
 
 from tilescale.schedules.geometry import Chunk, cut
@@ -51,7 +52,7 @@ class Summed:
     @property
     def bounds(self) -> tuple[int, ...]:
         """First row of every rank's shard, and the end: DTensor's rule."""
-        return tuple(shard_offset(self.rows, rank, self.world) for rank in range(self.world)) + (self.rows,)
+        return (*(shard_offset(self.rows, rank, self.world) for rank in range(self.world)), self.rows)
 
 
 def sums(spec: Spec) -> bool:
@@ -127,8 +128,8 @@ class SumGeometry:
 
     def buffers(self) -> tuple[Buffer, ...]:
         """All buffers of the plan. Two versions where a peer may be one call ahead or behind."""
-        s, rows = self.sum, self.sum.bounds
-        shard = max(b - a for a, b in zip(rows, rows[1:], strict=False))
+        s = self.sum
+        shard = max(b - a for a, b in pairwise(s.bounds))
         found = [Buffer("a", "input", s.rows * s.row_bytes, s.symmetric and not self.push)]
         if s.computes:
             found.append(Buffer("b", "input", s.b_bytes))

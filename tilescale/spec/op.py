@@ -23,6 +23,7 @@ __all__ = ["Spec", "linear", "matmul", "moe_combine", "moe_dispatch", "redistrib
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 # The default output dtype of inputs that are too narrow to hold a product.
 WIDE = {"float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16", "int8": "int32"}
+WITH_PARTIALS = ("gemm_rs", "gemm_ar")
 FACTORS = ("bfloat16", "float16", "float32", *FP8, "int8")
 
 
@@ -37,18 +38,27 @@ def matmul(
     deterministic: bool = False,
     then: Sequence[str] = (),
     algorithm: str | None = None,
+    partial_dtype: object = None,
 ) -> Spec:
     """C = A B with A (M, K), B (K, N), and ``out`` the view of C (M, N), which is row-major.
 
     ``out_dtype``: that of A by default (bfloat16 for fp8, int32 for int8); products accumulate in fp32 (int32).
-    ``algorithm``: for Block views "summa" (default) or "cannon" (square mesh).
+    ``algorithm``: for Block views "summa" (default) or "cannon" (square mesh). ``partial_dtype``: for gemm_rs and
+    gemm_ar, a type that the product of every rank may be rounded to before products are summed, which sends fewer bytes;
+    None: sums over ranks are in fp32 and rounded once.
     """
     a, b = _matrix("A", a), _matrix("B", b)
     _check_factors(a, b)
     dtype = WIDE.get(a.dtype, a.dtype) if out_dtype is None else as_dtype(out_dtype)
     c = Tensor((a.shape[0], b.shape[1]), dtype, as_view(out))
     attributes: dict[str, Attribute] = {} if algorithm is None else {"algorithm": algorithm}
-    return _declare("matmul", (a, b), c, topology, inputs, deterministic, then, attributes)
+    if partial_dtype is not None:
+        attributes["partial_dtype"] = as_dtype(partial_dtype)
+    spec = _declare("matmul", (a, b), c, topology, inputs, deterministic, then, attributes)
+    if partial_dtype is not None and spec.op not in WITH_PARTIALS:
+        raise SpecError(f"partial_dtype goes with {' and '.join(WITH_PARTIALS)}, which sum products over ranks",
+                        f"{spec.op}, partial_dtype={attributes['partial_dtype']}", "leave it out")
+    return spec
 
 
 def linear(
@@ -61,6 +71,7 @@ def linear(
     inputs: str = "ordinary",
     deterministic: bool = False,
     then: Sequence[str] = (),
+    partial_dtype: object = None,
 ) -> Spec:
     """y = x w^T with x (M, K) and w as torch.nn.Linear holds it: (N, K), row-major.
 
@@ -68,7 +79,8 @@ def linear(
     """
     w = _matrix("w", w)
     b = Tensor((w.shape[1], w.shape[0]), w.dtype, _flipped(w), "row" if w.order == "col" else "col")
-    return matmul(x, b, out, topology, out_dtype=out_dtype, inputs=inputs, deterministic=deterministic, then=then)
+    return matmul(x, b, out, topology, out_dtype=out_dtype, inputs=inputs, deterministic=deterministic, then=then,
+                  partial_dtype=partial_dtype)
 
 
 def redistribute(

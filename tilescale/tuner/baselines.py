@@ -41,7 +41,9 @@ COPY = (
 
 
 def baselines_of(spec: Spec) -> tuple[Baseline, ...]:
-    """The baselines of an operation."""
+    """The baselines of an operation; a local product has nothing to cut into chunks."""
+    if spec.local:
+        return GEMM[:1]
     return GEMM if spec.operation.compute == "gemm" else COPY
 
 

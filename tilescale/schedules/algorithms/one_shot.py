@@ -1,4 +1,4 @@
-"""one_shot: every rank receives the parts of all others and adds them up itself: one step, and world - 1 times the bytes."""
+"""one_shot: every rank receives the parts of all others and adds them up itself: one step, the most bytes."""
 
 from __future__ import annotations
 

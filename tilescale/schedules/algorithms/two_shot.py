@@ -1,4 +1,4 @@
-"""two_shot: every rank adds up its share of the rows, then all fetch the sums of the others: two steps, the fewest bytes."""
+"""two_shot: every rank adds up its share of the rows, then fetches the sums of the others: two steps, the fewest bytes."""
 
 from __future__ import annotations
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tilescale.errors import SpecError
+from tilescale.errors import SpecError, nearest
 from tilescale.spec.tensor import Tensor, shard_sizes
 
 if TYPE_CHECKING:
     from tilescale.spec.declaration import Spec
+
+PARTIALS = ("bfloat16", "float16")  # what products of a rank may be rounded to before they are summed
 
 
 def largest(size: int, world: int) -> int:
@@ -42,3 +44,11 @@ def count_attribute(spec: Spec, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise SpecError(f"{spec.op}: {name} is a positive integer", repr(value), "correct it")
     return value
+
+
+def check_partial_dtype(spec: Spec) -> None:
+    """SpecError for a ``partial_dtype`` that addends are never rounded to."""
+    value = spec.attribute("partial_dtype", PARTIALS[0])
+    if value not in PARTIALS:
+        raise SpecError(f"partial_dtype of {spec.op} is {' or '.join(PARTIALS)}, or None for sums in fp32", repr(value),
+                        nearest(str(value), PARTIALS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tilescale.spec.operation import OPERATIONS, Move, Operation
-from tilescale.spec.ops._counts import largest, own_shard_bytes
+from tilescale.spec.ops._counts import check_partial_dtype, largest, own_shard_bytes
 from tilescale.spec.ops._sums import sum_limits
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ OPERATIONS.register(
         summary="multiply the local parts of the contraction, sum over ranks, keep the own rows",
         flops=_flops,
         link_bytes=_link_bytes,
+        check=check_partial_dtype,
         moves=(Move("reduce_scatter", -1, 0),),
         compute="gemm",
         kernels=True,

@@ -1,0 +1,140 @@
+"""One rank of test_library.py, in a process of its own: `python library_rank.py CASE INIT_FILE RANK WORLD`.
+
+Prints one JSON object with what the case found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from support import ag_gemm, all_gather, gemm_rs, reduction
+
+import tilescale as ts
+from tilescale.deploy import tensors
+from tilescale.deploy.manifest import OperationEntry
+from tilescale.deploy.operation import Operation
+from tilescale.errors import TilescaleError
+
+
+def specs(world):
+    """Even and uneven shards, empty ones, every view and type of output."""
+    yield from (gemm_rs((rows, 24, 32 * world), world) for rows in (1, 2 * world, 2 * world + 1))
+    yield gemm_rs((5, 24, 31), world, order="col", out_dtype="float32")  # uneven along the contraction
+    yield gemm_rs((5, 24, 32 * world), world, out="Replicate", dtype="float16")
+    yield gemm_rs((5, 24, 32 * world), world, out="Partial")
+    yield from (reduction((rows, 24), world, to=ts.FullRow) for rows in (1, 2 * world, 2 * world + 1))
+    yield from (reduction((4, columns, 6), world, to=ts.Shard(1)) for columns in (2 * world, 2 * world + 1))
+    yield reduction((5, 24), world)
+    yield reduction((77,), world, dtype="float32")
+    yield reduction((4, 6), world, dtype="int32")
+    yield ag_gemm((2 * world, 8 * world, 32), world)
+    yield all_gather((2 * world, 24), world)
+
+
+def operation(spec, rank, world, servings=()):
+    entry = OperationEntry("it", spec.op, (SimpleNamespace(spec=spec),))
+    return Operation(torch, entry, servings, rank, world, None, "library")
+
+
+def local_inputs(spec, rank):
+    """The first addend is so large that the others vanish in bfloat16 unless sums are in fp32."""
+    generator = torch.Generator().manual_seed(rank)
+    found = []
+    for local in tensors.local_inputs(spec, rank):
+        values = torch.randint(-2, 3, local.shape, generator=generator)
+        if spec.operation.compute == "copy" and not found and spec.op != "all_gather":
+            values = torch.full(local.shape, 256 if rank == 0 else 1) + 2 * (values == 2)
+        found.append(torch.empty_strided(local.shape, local.strides, dtype=getattr(torch, local.dtype)).copy_(values))
+    return found
+
+
+def expected(spec, rank, world):
+    """The local part of the operation on whole tensors, in fp64, rounded once."""
+    by_rank = [local_inputs(spec, each) for each in range(world)]
+    if spec.op in ("ag_gemm", "all_gather"):
+        first = torch.cat([inputs[0] for inputs in by_rank]).double()
+        whole = first @ by_rank[rank][1].double() if spec.op == "ag_gemm" else first
+        return whole.to(getattr(torch, spec.output.dtype))
+    addends = [inputs[0].double() if len(inputs) == 1 else inputs[0].double() @ inputs[1].double() for inputs in by_rank]
+    whole = addends[rank] if spec.local else sum(addends)
+    offset, shape = (at(rank, world) for at in (spec.output.local_offset, spec.output.local_shape))
+    part = whole[tuple(slice(first, first + size) for first, size in zip(offset, shape, strict=True))]
+    return part.to(getattr(torch, spec.output.dtype))
+
+
+def right(rank, world):
+    """Every operation by library calls, with and without `out`."""
+    found = {}
+    for spec in specs(world):
+        run, inputs, wanted = operation(spec, rank, world), local_inputs(spec, rank), expected(spec, rank, world)
+        out = torch.full_like(wanted, 77)
+        assert run(*inputs, out=out) is out
+        kept = all(torch.equal(a, b) for a, b in zip(inputs, local_inputs(spec, rank), strict=True))
+        empty = run.empty_output([value.to("meta") for value in inputs])
+        found[f"{spec.label} {spec.output.view.label}"] = [
+            torch.equal(run(*inputs), wanted), torch.equal(out, wanted), kept,
+            tuple(empty.shape) == tuple(wanted.shape) and empty.dtype == wanted.dtype]
+    return found
+
+
+def strided(rank, world):
+    """A6: views that are not contiguous, equal to the result on a contiguous copy."""
+    found = {}
+    for to in (ts.Replicate, ts.FullRow):
+        spec = reduction((512, 2048), world, to=to)
+        run, x = operation(spec, rank, world), torch.randn(512, 4096).bfloat16()
+        for name, view in (("[:, ::2]", x[:, ::2]), (".t()", x.t())):
+            found[f"{spec.op} {name}"] = torch.equal(run(view), run(view.contiguous()))
+    return found
+
+
+def placed(rank, world):
+    """DTensors placed as declared come back placed as declared, uneven shards too; others are refused."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+    mesh, found = init_device_mesh("cpu", (world,)), {}
+
+    def tensor(value, placement):
+        return DTensor.from_local(value, mesh, [placement], run_check=False)
+
+    for spec, placement in ((reduction((7, 24), world, to=ts.FullRow), Shard(0)), (reduction((7, 24), world), Replicate())):
+        (value,) = local_inputs(spec, rank)
+        out = operation(spec, rank, world)(tensor(value, Partial()))
+        same = torch.equal(out.to_local(), expected(spec, rank, world)) and out.placements == (placement,)
+        found[spec.op] = same and tuple(out.shape) == (7, 24)
+        try:
+            operation(spec, rank, world)(tensor(value, Replicate()))
+        except TilescaleError as error:
+            found[f"{spec.op} refused"] = "a is placed as Partial; got: Replicate" in str(error)
+    for out, placement in (("FullRow", Shard(0)), ("Partial", Partial()), ("Replicate", Replicate())):
+        spec = gemm_rs((7, 24, 32 * world), world, out=out)
+        a, b = local_inputs(spec, rank)
+        result = operation(spec, rank, world)(tensor(a, Shard(1)), tensor(b, Shard(0)))
+        same = torch.equal(result.to_local(), expected(spec, rank, world)) and result.placements == (placement,)
+        found[spec.op] = same and tuple(result.shape) == (7, 24)
+    return found
+
+
+def main():
+    case, init, rank, world = sys.argv[1:]
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo", init_method=f"file://{init}", rank=int(rank), world_size=int(world))
+    with torch.no_grad():
+        print(json.dumps(globals()[case](int(rank), int(world))), flush=True)
+    dist.barrier()
+    os._exit(0)  # gloo's threads now and then abort a process that takes its groups apart
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Adding up what an operation computes, with numpy or torch: the value of every element, and what it may be off by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from tilescale.spec.result import Deviation, Factor, Result
+
+ROWS_AT_ONCE = 1024  # of a first factor that are widened together, so that fp64 copies stay small
+
+Load = Callable[[Factor], Any]
+
+
+class Arrays(Protocol):
+    """The operations that differ between libraries; ``+``, ``*``, ``@``, ``abs`` and slices do not."""
+
+    def zeros(self, shape: tuple[int, ...], rough: bool) -> Any:
+        """Of fp64, or of what `magnitudes` returns (`rough`)."""
+        ...
+
+    def wide(self, values: Any) -> Any:
+        """As fp64."""
+        ...
+
+    def magnitudes(self, a: Any, b: Any) -> Any:
+        """abs(a) @ abs(b); some three digits are enough."""
+        ...
+
+
+class NumpyArrays:
+    """Everything in fp64, which its arrays are already."""
+
+    def zeros(self, shape: tuple[int, ...], rough: bool) -> Any:
+        return np.zeros(shape)
+
+    def wide(self, values: Any) -> Any:
+        return values
+
+    def magnitudes(self, a: Any, b: Any) -> Any:
+        return np.abs(a) @ np.abs(b)
+
+
+@dataclass
+class Sums:
+    """``value``: of each element, fp64. ``magnitude`` and ``spread``: see Deviation; None where nobody asked."""
+
+    value: Any
+    magnitude: Any = None
+    spread: Any = None
+
+    def allowed(self, deviation: Deviation) -> Any:
+        """Largest distance of each element from ``value``."""
+        found = abs(self.value) * deviation.result
+        if deviation.magnitude:
+            found += self.magnitude * deviation.magnitude
+        if deviation.spread:
+            found += self.spread * deviation.spread
+        return found
+
+
+def add_up(result: Result, load: Load, arrays: Arrays, *, magnitude: bool, spread: bool) -> Sums:
+    """The sum of the terms of ``result``. ``load`` gives the tensor of a factor; it is called once a factor and term."""
+    sums: Sums | None = None
+    for term in result.terms:
+        first, *rest = (load(factor) for factor in term)
+        if result.size is not None:
+            first = first[(slice(None),) * result.dim + (slice(result.start, result.start + result.size),)]
+        if sums is None:
+            shape = (*first.shape[:-1], rest[0].shape[-1]) if rest else tuple(first.shape)
+            sums = Sums(arrays.zeros(shape, False), arrays.zeros(shape, True) if magnitude else None,
+                        arrays.zeros(shape, True) if spread else None)
+        _add(sums, arrays, first, rest[0] if rest else None)
+    assert sums is not None  # a result has terms
+    return sums
+
+
+def _add(sums: Sums, arrays: Arrays, first: Any, second: Any) -> None:
+    """One term. A tensor that is not multiplied is its own magnitude."""
+    wide = None if second is None else arrays.wide(second)
+    for rows in _blocks(first.shape[0]):
+        block = first[rows]
+        value = arrays.wide(block) if wide is None else arrays.wide(block) @ wide
+        sums.value[rows] += value
+        if sums.magnitude is not None:
+            sums.magnitude[rows] += abs(value) if second is None else arrays.magnitudes(block, second)
+        if sums.spread is not None:
+            sums.spread[rows] += abs(value)
+
+
+def _blocks(rows: int) -> Iterator[slice]:
+    return (slice(first, first + ROWS_AT_ONCE) for first in range(0, rows, ROWS_AT_ONCE))

@@ -1,0 +1,1 @@
+"""What operations compute: one kind of move a file, found by sorted discovery."""

@@ -1,0 +1,17 @@
+"""Gather: one operand is that of all ranks, joined; the rest is local."""
+
+from __future__ import annotations
+
+from tilescale.spec.declaration import Spec
+from tilescale.spec.result import RESULTS, Factor, Kind, Result
+
+
+def _result(spec: Spec, rank: int) -> Result:
+    (move,) = spec.operation.moves
+    everyone = tuple(range(spec.world))
+    operands = range(len(spec.inputs))
+    return Result((
+        tuple(Factor(i, everyone, move.dim) if i == move.operand else Factor(i, (rank,)) for i in operands),))
+
+
+RESULTS.register(Kind("gather", _result))
