@@ -5,6 +5,7 @@ struct Config {
   static constexpr int threads = 512;
   static constexpr bool has_copy = true;
   static constexpr bool has_gemm = false;
+  static constexpr bool has_sum = false;
   static constexpr bool copy_tma = false;
   static constexpr int copy_unit = 16;
   static constexpr int copy_unroll = 4;
@@ -22,6 +23,7 @@ struct Config {
   static constexpr int threads = 32;
   static constexpr bool has_copy = true;
   static constexpr bool has_gemm = false;
+  static constexpr bool has_sum = false;
   static constexpr bool copy_tma = false;
   static constexpr int copy_unit = 16;
   static constexpr int copy_unroll = 4;
@@ -39,6 +41,7 @@ struct Config {
   static constexpr int threads = 384;
   static constexpr bool has_copy = false;
   static constexpr bool has_gemm = true;
+  static constexpr bool has_sum = false;
   static constexpr bool copy_tma = false;
   static constexpr int copy_unit = 16;
   static constexpr int copy_unroll = 1;

@@ -15,10 +15,10 @@ from tilescale.schedules.constraints import CONSTRAINTS, first_broken
 from tilescale.schedules.knob import BY_NAME, KNOBS, canonical
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import space
-from tilescale.spec.op import Spec, matmul
+from tilescale.spec.op import Spec, matmul, shift
 from tilescale.spec.tensor import Tensor
 from tilescale.spec.topology import Topology
-from tilescale.spec.views import FullCol, FullRow, Replicate
+from tilescale.spec.views import FullCol, FullRow
 
 
 @pytest.mark.parametrize("spec", [ag_gemm(), ag_gemm((512, 14336, 4096), 8), all_gather()], ids=lambda s: s.label)
@@ -114,10 +114,9 @@ def test_uneven_shards_leave_nothing_and_say_why() -> None:
 
 
 def test_a_row_without_kernels_is_refused_with_a_remedy() -> None:
-    spec = matmul(Tensor((4096, 8192), "bfloat16", FullCol), Tensor((8192, 4096), "bfloat16", FullRow), out=Replicate,
-                  topology=Topology.scale_model("8xH200-NVSwitch", ranks=4))
-    assert spec.op == "gemm_ar"
-    with pytest.raises(SpecError, match="gemm_ar has kernels"):
+    spec = shift(Tensor((4096, 8192), "bfloat16", FullRow), 1, Topology.scale_model("8xH200-NVSwitch", ranks=4))
+    assert spec.op == "shift"
+    with pytest.raises(SpecError, match="shift has kernels"):
         space(spec)
 
 

@@ -31,7 +31,7 @@ def declared(workload: dict[str, Any], topology: Topology) -> Spec:
 
 
 def test_recipes_are_there() -> None:
-    assert {path.parent.name for path in WORKLOADS} == {"ag_gemm", "all_gather"}
+    assert {path.parent.name for path in WORKLOADS} == {"ag_gemm", "all_gather", "all_reduce", "gemm_ar", "gemm_rs", "reduce_scatter"}
     assert len(MODELS) == 7
 
 

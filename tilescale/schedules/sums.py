@@ -127,21 +127,24 @@ class SumGeometry:
         return max(last - first for first, last in map(self.owned, range(self.world))) * self.sum.part_row_bytes
 
     def buffers(self) -> tuple[Buffer, ...]:
-        """All buffers of the plan. Two versions where a peer may be one call ahead or behind."""
-        s = self.sum
+        """All buffers of the plan. Two versions where a peer may be one call ahead or behind: not where a rank ends a call
+        with the sums of all owners, for these have then read every part, and not for sums, which their readers' parts of
+        the next call follow."""
+        s, versions = self.sum, 1 if self.two_shot else 2
         shard = max(b - a for a, b in pairwise(s.bounds))
         found = [Buffer("a", "input", s.rows * s.row_bytes, s.symmetric and not self.push)]
         if s.computes:
             found.append(Buffer("b", "input", s.b_bytes))
         found.append(Buffer("out", "output", (s.rows if s.everywhere else shard) * s.out_row_bytes))
         if s.computes and not self.scatter:
-            found.append(Buffer("partial", "workspace", s.rows * s.part_row_bytes, not self.push, 1 if self.push else 2))
+            found.append(Buffer("partial", "workspace", s.rows * s.part_row_bytes, not self.push,
+                                1 if self.push else versions))
         if self.stages:
-            found.append(Buffer("staging", "workspace", s.rows * s.row_bytes, True, 2))
+            found.append(Buffer("staging", "workspace", s.rows * s.row_bytes, True, versions))
         if self.push:
-            found.append(Buffer("inbox", "workspace", s.world * self.slot_bytes, True, 2))
+            found.append(Buffer("inbox", "workspace", s.world * self.slot_bytes, True, versions))
         if self.two_shot:
-            found.append(Buffer("result", "workspace", shard * s.out_row_bytes, True, 2))
+            found.append(Buffer("result", "workspace", shard * s.out_row_bytes, True))
         return tuple(found)
 
     def goal(self) -> Goal:

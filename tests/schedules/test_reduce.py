@@ -1,0 +1,152 @@
+"""Sums over ranks: every kind of schedule is proved, planted faults are found, shards may be uneven or empty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from support import gemm_rs, reduction
+
+from tilescale.errors import ScheduleError
+from tilescale.schedules.lower import lower
+from tilescale.schedules.plan import Buffer, Plan, Signal, Step, Sum, Wait
+from tilescale.schedules.protocol import protocol_digest, rotates
+from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.space import space
+from tilescale.schedules.sums import summed
+from tilescale.schedules.verify import verify
+from tilescale.spec.op import Spec
+from tilescale.spec.views import FullRow
+
+TILE = {"block_m": 64, "block_n": 128, "block_k": 64, "num_stages": 3, "raster_group": 8}
+PUSH = Schedule(overlap="fused", compute="generated", chunk_rows=64, depth=2, num_comm_blocks=4, **TILE)
+SCATTER = Schedule(algorithm="scatter", overlap="fused", compute="generated", chunk_rows=64, **TILE)
+TWO_SHOT = replace(PUSH, algorithm="two_shot")
+ONE_SHOT = Schedule(algorithm="one_shot", overlap="none", num_comm_blocks=4)
+SPECS = {
+    "gemm_rs": gemm_rs((384, 256, 384), ranks=3),
+    "gemm_rs of a few rows": gemm_rs((2, 256, 384), ranks=3),
+    "gemm_ar": gemm_rs((200, 256, 384), ranks=3, out="Replicate"),
+    "gemm_ar to float32": gemm_rs((200, 256, 384), ranks=3, out="Replicate", out_dtype="float32"),
+    "reduce_scatter, uneven": reduction((100, 24), to=FullRow, ranks=3),
+    "all_reduce": reduction((256, 24), ranks=3),
+    "all_reduce in place": reduction((256, 24), ranks=3, inputs="symmetric"),
+    "all_reduce of odd sizes": reduction((7, 3), ranks=3),
+}
+
+
+def structures(spec: Spec) -> list[Schedule]:
+    """One schedule of each kind of plan."""
+    found: dict[tuple[object, ...], Schedule] = {}
+    for s in space(spec):
+        found.setdefault((s.transport, s.direction, s.algorithm, s.overlap, s.compute, s.depth > 1, s.chunk_order), s)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_every_kind_of_schedule_is_proved(name: str) -> None:
+    schedules = structures(SPECS[name])
+    assert len(schedules) > 5
+    for schedule in schedules:
+        proof = verify(lower(SPECS[name], schedule), cache=None)
+        assert proof.ok, f"{schedule.label}: {proof.counterexample}"
+
+
+def changed(plan: Plan, change: Callable[[Step], Step | None]) -> Plan:
+    """The plan with every step of every rank changed; None drops it."""
+    def steps(found: tuple[Step, ...]) -> tuple[Step, ...]:
+        return tuple(new for new in map(change, found) if new is not None)
+
+    return replace(plan, ranks=tuple(tuple(
+        replace(launch, roles=tuple(replace(role, steps=steps(role.steps)) for role in launch.roles))
+        for launch in rank) for rank in plan.ranks))
+
+
+def one_version(name: str) -> Callable[[Plan], Plan]:
+    def change(plan: Plan) -> Plan:
+        def buffer(b: Buffer) -> Buffer:
+            return replace(b, versions=1) if b.name == name else b
+
+        return replace(plan, buffers=tuple(map(buffer, plan.buffers)))
+
+    return change
+
+
+def _add_twice(step: Step) -> Step:
+    return replace(step, srcs=(step.srcs[0], *step.srcs[:-1])) if isinstance(step, Sum) else step
+
+
+def _add_fewer(step: Step) -> Step:
+    return replace(step, srcs=step.srcs[:-1]) if isinstance(step, Sum) else step
+
+
+def _wait_for_fewer(step: Step) -> Step:
+    return replace(step, value=step.value - 1) if isinstance(step, Wait) and step.value > 1 else step
+
+
+def _never_wait(step: Step) -> Step | None:
+    return None if isinstance(step, Wait) else step
+
+
+def _signal_less(step: Step) -> Step | None:
+    return None if isinstance(step, Signal) and step.rank == 1 else step
+
+
+FAULTS: dict[str, tuple[Spec, Schedule, Callable[[Plan], Plan], set[str]]] = {
+    "one inbox for all calls": (SPECS["gemm_rs"], PUSH, one_version("inbox"), {"race"}),
+    "one inbox for scattered products": (SPECS["gemm_rs"], SCATTER, one_version("inbox"), {"race"}),
+    "a result that nobody waits for": (SPECS["gemm_ar"], TWO_SHOT, lambda p: changed(p, _never_wait), {"race"}),
+    "one staging for all calls": (SPECS["all_reduce"], replace(ONE_SHOT, direction="pull"), one_version("staging"), {"race"}),
+    "one partial for all calls": (
+        SPECS["gemm_ar"], replace(ONE_SHOT, direction="pull", compute="library", num_comm_blocks=0),
+        one_version("partial"), {"race"}),
+    "a part twice": (SPECS["gemm_rs"], PUSH, lambda p: changed(p, _add_twice), {"data_flow"}),
+    "a part missing": (SPECS["all_reduce"], ONE_SHOT, lambda p: changed(p, _add_fewer), {"data_flow", "coverage"}),
+    "a wait too short": (SPECS["gemm_rs"], PUSH, lambda p: changed(p, _wait_for_fewer), {"race"}),
+    "no waits": (SPECS["all_reduce"], ONE_SHOT, lambda p: changed(p, _never_wait), {"race"}),
+    "a rank that nobody tells": (SPECS["gemm_rs"], SCATTER, lambda p: changed(p, _signal_less), {"deadlock"}),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_planted_faults_are_found(name: str) -> None:
+    spec, schedule, change, rules = FAULTS[name]
+    plan = lower(spec, schedule)
+    assert verify(plan, cache=None).ok
+    found = verify(change(plan), cache=None).counterexample
+    assert found is not None and found.rule in rules, found
+
+
+def test_parts_are_float32_unless_the_declaration_allows_less() -> None:
+    spec = gemm_rs((384, 256, 384), ranks=3)
+    assert (summed(spec).element, summed(spec).part_row_bytes) == ("float32", 1024)
+    less = replace(spec, attributes=(("partial_dtype", "bfloat16"),))
+    assert (summed(less).element, summed(less).part_row_bytes) == ("bfloat16", 512)
+    assert verify(lower(less, PUSH), cache=None).ok
+
+
+def test_every_rank_adds_in_the_same_order() -> None:
+    plan = lower(SPECS["gemm_ar"], replace(TWO_SHOT, algorithm="one_shot", direction="pull", num_comm_blocks=0, depth=1))
+    orders = {tuple(source.rank for source in step.srcs) for rank in plan.ranks for launch in rank
+              for step in launch.steps if isinstance(step, Sum)}
+    assert orders == {(0, 1, 2)}
+
+
+def test_plans_of_other_sizes_share_a_proof_and_ranks_are_alike() -> None:
+    plan, larger = (lower(gemm_rs((m, 256, 384), ranks=3), replace(PUSH, chunk_rows=rows))
+                    for m, rows in ((384, 64), (768, 128)))
+    assert protocol_digest(plan) == protocol_digest(larger)
+    assert rotates(plan)
+    assert rotates(lower(SPECS["all_reduce in place"], replace(ONE_SHOT, direction="pull")))
+
+
+@pytest.mark.parametrize(("spec", "schedule", "rule"), [
+    (SPECS["gemm_rs"], replace(PUSH, direction="pull", transport="tma"), "reads its peers directly"),
+    (SPECS["gemm_rs"], replace(SCATTER, overlap="none", chunk_rows=0), "stores of a fused"),
+    (SPECS["gemm_rs"], TWO_SHOT, "algorithms of gemm_rs"),
+    (SPECS["all_reduce"], replace(ONE_SHOT, overlap="chunked", chunk_rows=64), "streams are products"),
+])
+def test_a_schedule_without_sense_is_refused(spec: Spec, schedule: Schedule, rule: str) -> None:
+    with pytest.raises(ScheduleError, match=rule):
+        lower(spec, schedule)
