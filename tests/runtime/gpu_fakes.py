@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -185,8 +186,7 @@ class Ranks:
 
         def place(local: Local) -> torch.Tensor:
             dtype = getattr(torch, local.dtype)
-            size = local.shape[0] * local.shape[1] * dtype.itemsize
-            address = self.machine.allocate(size)
+            address = self.machine.allocate(max(1, math.prod(local.shape)) * dtype.itemsize)  # an empty shard has a place
             flat = torch.frombuffer(self.machine.memory[address], dtype=dtype)
             places[flat.data_ptr()] = address
             return flat.as_strided(local.shape, local.strides)

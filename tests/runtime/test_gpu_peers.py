@@ -18,16 +18,11 @@ from support import ag_gemm, all_gather, gemm_rs, reduction
 
 from tilescale.errors import RunnerError
 from tilescale.runtime import gpu_peers
-from tilescale.runtime.baselines import NAMES, SYMM_MEM, check_names, names_for
 from tilescale.runtime.gpu_baselines import MAKERS
 from tilescale.runtime.gpu_check import CALLS, Workload, WrongResult, place_on
 from tilescale.spec.op import Spec
-from tilescale.spec.result import kind_of
-from tilescale.spec.topology import Topology
 
 GROUP = SimpleNamespace(group_name="0")
-SHARED = Topology.shared_gpu(4)
-REAL = Topology.named("8xH200-NVSwitch", ranks=4)
 
 
 class Fabric:
@@ -182,31 +177,3 @@ def test_a_path_that_does_not_exist_is_refused_on_every_rank(
 ) -> None:
     with pytest.raises(RunnerError, match=says):
         compare(monkeypatch, name, spec)
-
-
-def test_names_are_those_that_make_sense() -> None:
-    product = ("unfused", "compute_only")
-    assert names_for(gemm_rs(on=SHARED)) == (*product, "torch.symm_mem", "torch.symm_mem.one_shot")
-    assert names_for(gemm_rs(on=SHARED, out="Replicate")) == (
-        *product, "torch.symm_mem.one_shot", "torch.symm_mem.two_shot")
-    assert names_for(reduction(on=SHARED)) == ("unfused", "torch.symm_mem.one_shot", "torch.symm_mem.two_shot")
-    assert names_for(ag_gemm(on=SHARED)) == (*product, "torch.symm_mem")
-    assert names_for(gemm_rs(on=REAL)) == (*product, "nccl+cublas")
-    assert names_for(gemm_rs()) == product  # a scale model
-    for on in (SHARED, REAL):
-        assert names_for(gemm_rs(on=on, out="Partial")) == product
-    for spec in (gemm_rs(on=SHARED), reduction(on=SHARED), ag_gemm(on=REAL)):
-        check_names(spec, names_for(spec))
-        assert set(names_for(spec)) <= set(NAMES)
-    assert {name for names in SYMM_MEM.values() for name in names} | {"compute_only", "nccl+cublas"} == set(MAKERS)
-
-
-def test_a_name_that_another_operation_has_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(RunnerError, match=r"for gemm_ar: torch.symm_mem.one_shot, torch.symm_mem.two_shot; got: torch.s"):
-        check_names(gemm_rs(on=SHARED, out="Replicate"), ("torch.symm_mem",))
-    with pytest.raises(RunnerError, match="charged to the same links"):
-        check_names(reduction(), ("torch.symm_mem.two_shot",))
-    local = gemm_rs(on=SHARED, out="Partial")
-    assert kind_of(local) == "none"
-    with pytest.raises(RunnerError, match="for gemm: nothing"):
-        check_names(local, ("torch.symm_mem",))

@@ -91,6 +91,20 @@ def test_numpy_and_torch_give_the_same(spec: Spec) -> None:
         np.testing.assert_allclose(theirs.allowed(allowed).numpy(), mine.allowed(allowed), rtol=1e-3, atol=1e-12)
 
 
+@pytest.mark.parametrize("out", ["FullRow", "Replicate"])
+def test_a2_decode_sizes_have_every_row_once(out: str) -> None:
+    for rows in range(1, 18):
+        spec = gemm_rs((rows, 16, 64), ranks=8, out=out)
+        inputs = locals_of(spec, rows)
+        full = whole(spec.inputs[0], inputs[0]) @ whole(spec.inputs[1], inputs[1])
+        found = [sums_of(spec, rank, inputs).value for rank in range(8)]
+        if out == "FullRow":
+            assert [len(part) for part in found] == list(Tensor.shard_sizes(rows, 8))
+            found = [np.concatenate(found)]
+        for part in found:
+            np.testing.assert_allclose(part, full, rtol=1e-12, atol=1e-12)
+
+
 def test_bf16_sums_over_8_ranks_equal_the_fp32_sum_rounded_once() -> None:
     """What kernels do passes, in any order; sums that are rounded as they run do not."""
     spec = reduction((64, 64), ranks=8)

@@ -74,6 +74,18 @@ dir = "out/bundle"
     assert recipe.title == "recipe"
 
 
+def test_a_recipe_may_allow_rounded_partials(tmp_path: Path) -> None:
+    recipe = read(write(tmp_path, TOPOLOGY + """
+[[workload]]
+x = { shape = [512, 14336], dtype = "bfloat16", view = "FullCol" }
+w = { shape = [4096, 14336], dtype = "bfloat16", view = "FullCol" }
+out = "FullRow"
+partial_dtype = "bfloat16"
+"""))
+    (spec,) = recipe.specs.values()
+    assert (spec.op, spec.attributes) == ("gemm_rs", (("partial_dtype", "bfloat16"),))
+
+
 def test_a_topology_file_is_relative_to_the_recipe(tmp_path: Path) -> None:
     from tilescale.spec import catalog
 
