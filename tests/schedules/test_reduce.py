@@ -97,7 +97,8 @@ FAULTS: dict[str, tuple[Spec, Schedule, Callable[[Plan], Plan], set[str]]] = {
     "one inbox for all calls": (SPECS["gemm_rs"], PUSH, one_version("inbox"), {"race"}),
     "one inbox for scattered products": (SPECS["gemm_rs"], SCATTER, one_version("inbox"), {"race"}),
     "a result that nobody waits for": (SPECS["gemm_ar"], TWO_SHOT, lambda p: changed(p, _never_wait), {"race"}),
-    "one staging for all calls": (SPECS["all_reduce"], replace(ONE_SHOT, direction="pull"), one_version("staging"), {"race"}),
+    "one staging for all calls": (
+        SPECS["all_reduce"], replace(ONE_SHOT, direction="pull"), one_version("staging"), {"race"}),
     "one partial for all calls": (
         SPECS["gemm_ar"], replace(ONE_SHOT, direction="pull", compute="library", num_comm_blocks=0),
         one_version("partial"), {"race"}),
@@ -115,7 +116,8 @@ def test_planted_faults_are_found(name: str) -> None:
     plan = lower(spec, schedule)
     assert verify(plan, cache=None).ok
     found = verify(change(plan), cache=None).counterexample
-    assert found is not None and found.rule in rules, found
+    assert found is not None
+    assert found.rule in rules, found
 
 
 def test_parts_are_float32_unless_the_declaration_allows_less() -> None:

@@ -133,12 +133,15 @@ def declare(declared: Declared) -> Spec:
         raise UsageError("--op needs --shape", "none", "such as --shape 4096x10240x8192")
     sizes = _sizes(declared.shape)
     topology = topology_named(declared.topology or DEFAULT_TOPOLOGY, declared.ranks)
-    if declared.op == "all_gather":
-        return ts.redistribute(ts.Tensor(sizes, declared.dtype, ts.FullRow), ts.Replicate, topology)
+    moved = {"all_gather": (ts.FullRow, ts.Replicate), "reduce_scatter": (ts.Partial, ts.FullRow),
+             "all_reduce": (ts.Partial, ts.Replicate)}
+    if declared.op in moved:
+        view, to = moved[declared.op]
+        return ts.redistribute(ts.Tensor(sizes, declared.dtype, view), to, topology)
     from tilescale.tuner.models import VIEWS
 
     if declared.op is None or declared.op not in VIEWS:
-        raise UsageError("--op is known", declared.op, nearest(declared.op, [*VIEWS, "all_gather"]))
+        raise UsageError("--op is known", declared.op, nearest(declared.op, sorted([*VIEWS, *moved])))
     if len(sizes) != 3:
         raise UsageError("--shape of a matmul is MxNxK", declared.shape, "such as 4096x10240x8192")
     m, n, k = sizes

@@ -46,7 +46,8 @@ class Schedule:
     def label(self) -> str:
         """Short text for tables: the knobs that are not neutral."""
         return " ".join(str(v) for v in (
-            self.transport, self.direction, self.algorithm if self.algorithm != "direct" else "", self.overlap, self.compute,
+            self.transport, self.direction, self.algorithm if self.algorithm != "direct" else "", self.overlap,
+            self.compute,
             f"c{self.chunk_rows}" if self.chunk_rows else "", f"d{self.depth}" if self.depth > 1 else "",
             self.chunk_order if self.chunk_order != "peer_major" else "",
             f"b{self.num_comm_blocks}" if self.num_comm_blocks else "",

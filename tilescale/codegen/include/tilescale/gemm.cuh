@@ -137,9 +137,10 @@ template <class C> TS_DEV void store_tile(const float (&acc)[C::block_n / 2], u8
 template <class C> struct StoreLink {
   u64 until = 0;
 
-  TS_DEV void next(const Call& call, const Step& step, u32 row, u32 column) {
+  TS_DEV void next(const Call& call, const Step& step, TilePosition tile, u32 warpgroup) {
     drain();
     if (step.counter == step.per_call || thread() % 128u != 0u) return;
+    const u32 row = tile.m * C::block_m + warpgroup * 64, column = tile.n * C::block_n;
     const u32 rows = row < step.rows ? (step.rows - row < 64u ? step.rows - row : 64u) : 0u;
     const u32 columns = call.args->n - column < (u32)C::block_n ? call.args->n - column : (u32)C::block_n;
     Step charge = step;
@@ -185,9 +186,8 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Block& me, 
         if (thread() % 128 == 0) mb_arrive(&empty[ring.stage]);
         ring.next();
       }
-      const u32 row = tile.m * C::block_m + warpgroup * 64;
-      if constexpr (C::link_clock) link.next(call, step, row, tile.n * C::block_n);
-      store_tile<C>(acc, out, row, step.rows, tile.n * C::block_n, call.args->n);
+      if constexpr (C::link_clock) link.next(call, step, tile, warpgroup);
+      store_tile<C>(acc, out, tile.m * C::block_m + warpgroup * 64, step.rows, tile.n * C::block_n, call.args->n);
     });
     step_end();
   }
