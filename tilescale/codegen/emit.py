@@ -33,6 +33,7 @@ from tilescale.codegen.table import (
     StepRow,
 )
 from tilescale.errors import PlanError
+from tilescale.schedules import tile
 from tilescale.schedules.gather import SIGNAL_THREADS
 from tilescale.schedules.lower import lower
 from tilescale.schedules.plan import Copy, Gemm, Launch, Plan, Region, Role, Signal, Step, Wait
@@ -41,6 +42,7 @@ from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec
 
 NO_STEP = 0xFFFFFFFF
+PRODUCTS = ("gemm", "fused", "small_m")  # families of kernels that multiply
 ELEMENTS = {"bfloat16": "ts::Bf16", "float16": "ts::Fp16", "float32": "ts::Fp32"}
 
 
@@ -73,7 +75,7 @@ class _Emitter:
         placed, counters_offset, total = _layout(plan)
         ranks = tuple(tuple(self._launches(rank)) for rank in range(plan.world))
         n, k = self._product()
-        generated = any(launch.family in ("gemm", "fused") for launch in plan.ranks[0])
+        generated = any(launch.family in PRODUCTS for launch in plan.ranks[0])
         return Program(
             op=plan.op, world=plan.world, kernels=tuple(self.kernels), slots=self.slots, placed=placed,
             counters=plan.counters, counters_offset=counters_offset, workspace_bytes=total,
@@ -129,12 +131,13 @@ class _Emitter:
         for role in launch.roles:
             first = len(rows)
             rows += self._rows(rank, role, number + first)
-            kind = ROLE_GEMM if launch.family == "gemm" or any(isinstance(s, Gemm) for s in role.steps) else ROLE_COPY
+            kind = ROLE_GEMM if launch.family in ("gemm", "small_m") or any(isinstance(s, Gemm) for s in role.steps) else ROLE_COPY
             blocks += [BlockRow(kind, first, len(role.steps), i, role.blocks) for i in range(role.blocks)]
-            participants += role.blocks * (1 + self.schedule.block_m // 64 if kind == ROLE_GEMM else 1)
+            participants += role.blocks
         return ProgramLaunch(
             launch.name, launch.stream, launch.after, number, kernel=self._kernel(launch), blocks=launch.blocks,
-            threads=launch.threads, shared_bytes=launch.shared_bytes, steps=b"".join(r.pack() for r in rows).hex(),
+            threads=launch.threads, shared_bytes=launch.shared_bytes, cluster=launch.cluster,
+            steps=b"".join(r.pack() for r in rows).hex(),
             block_rows=b"".join(b.pack() for b in blocks).hex(), participants=participants if last else 0)
 
     def _rows(self, rank: int, role: Role, number: int) -> list[StepRow]:
@@ -143,7 +146,7 @@ class _Emitter:
             row = self._row(rank, step, number + i, tiles)
             rows.append(row)
             if isinstance(step, Gemm):
-                tiles += -(-step.m // self.schedule.block_m) * -(-step.n // self.schedule.block_n)
+                tiles += -(-step.m // (self.schedule.block_m * self.schedule.cluster_m)) * -(-step.n // self.schedule.block_n)
         return rows
 
     def _row(self, rank: int, step: Step, number: int, tiles: int) -> StepRow:
@@ -204,12 +207,12 @@ class _Emitter:
         def operand(buffer: str, version: int, shards: int) -> TensorMapSpec:
             return TensorMapSpec(buffer, version, (k, rows, shards), (goal.row_bytes, shard), (64, s.block_m, 1), a.dtype)
 
-        gathered = [operand("gather", v, self.plan.world) for v in range(2) if v < self.versions["gather"]]
-        gathered += gathered[: 2 - len(gathered)]
+        gathered = [operand("gather", v, self.plan.world) for v in range(self.versions.get("gather", 0))]
+        gathered += (gathered or [operand("a", 0, 1)] * 2)[: 2 - len(gathered)]
         if b.order == "col":
-            map_b = TensorMapSpec("b", 0, (k, n), (k * b.itemsize,), (64, s.block_n), b.dtype)
+            map_b = TensorMapSpec("b", 0, (k, n), (k * b.itemsize,), (64, s.block_n // s.cluster_m), b.dtype)
         else:
-            map_b = TensorMapSpec("b", 0, (n, k), (n * b.itemsize,), (64, s.block_k), b.dtype)
+            map_b = TensorMapSpec("b", 0, (n, k), (n * b.itemsize,), (64, s.block_k // s.cluster_m), b.dtype)
         return (operand("a", 0, 1), *gathered, map_b)
 
 
@@ -246,7 +249,7 @@ def _copy_unit(launch: Launch) -> int:
 def kernel_text(spec: Spec, schedule: Schedule, launch: Launch) -> Kernel:
     """The text of a launch: one struct of constants, one a line, and the entry point."""
     copies = launch.family in ("copy", "fused", "signal")
-    multiplies = launch.family in ("gemm", "fused")
+    multiplies = launch.family in PRODUCTS
     config = dict(TRANSPORTS["peer_copy"].config)
     if launch.family != "signal" and TRANSPORTS[schedule.transport].agent == "blocks":
         config = dict(TRANSPORTS[schedule.transport].config)
@@ -260,9 +263,13 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch) -> Kernel:
     }
     constants["link_clock"] = copies and link_fs_per_byte(spec) > 0
     if multiplies:
+        staging = tile.staging(spec, schedule)
         constants |= {name: getattr(schedule, name) for name in
-                      ("block_m", "block_n", "block_k", "num_stages", "raster_group")}
-        constants["b_row_major"] = spec.inputs[1].order == "row"
+                      ("block_m", "block_n", "block_k", "num_stages", "raster_group", "cluster_m", "split_k")}
+        constants |= {
+            "clusters": launch.cluster > 1, "splits": schedule.split_k > 1, "b_row_major": spec.inputs[1].order == "row",
+            "in_flight": tile.consumers(schedule) == 1, "store_bulk": staging.bulk, "store_columns": staging.columns,
+            "store_buffers": staging.buffers, "small_m": launch.family == "small_m"}
     entry = f"tilescale_{launch.family}"
     lines = [f"  static constexpr {'bool' if isinstance(v, bool) else 'int'} {name} = {str(v).lower()};"
              for name, v in constants.items()]

@@ -83,7 +83,7 @@ class ProgramLaunch:
     """One launch of one rank; exactly one of `kernel` (index into Program.kernels), `copy` and `gemm` is set.
 
     `first_step`: number of its first step in the plan of the rank. `participants`: who must finish before the call is
-    complete, 0 in launches that are not the last.
+    complete, 0 in launches that are not the last. `cluster`: blocks of a cluster.
     """
 
     name: str
@@ -97,6 +97,7 @@ class ProgramLaunch:
     steps: str = ""
     block_rows: str = ""
     participants: int = 0
+    cluster: int = 1
     copy: CopyCall | None = None
     gemm: GemmCall | None = None
 

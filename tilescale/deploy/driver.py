@@ -62,11 +62,12 @@ class KernelParameters:
 
 @dataclass(frozen=True)
 class Grid:
-    """Blocks, threads of a block, and bytes of its dynamic shared memory."""
+    """Blocks, threads of a block, bytes of its dynamic shared memory, and blocks of a cluster."""
 
     blocks: int
     threads: int
     shared_bytes: int
+    cluster: int = 1
 
 
 class Driver(Protocol):

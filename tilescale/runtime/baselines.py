@@ -15,7 +15,7 @@ from tilescale.spec.op import Spec
 # name -> what it is
 NAMES = {
     "unfused": "gather by peer copies, then one library product",
-    "compute_only": "the library product alone, its operand gathered already",
+    "compute_only": "the library product alone, its operand gathered already (torch.mm)",
     "torch.symm_mem": "torch's symmetric memory operators (ranks that share a GPU)",
     "nccl+cublas": "NCCL, then one library product (ranks with GPUs of their own)",
 }
@@ -50,6 +50,8 @@ class Timing:
 def names_for(spec: Spec) -> tuple[str, ...]:
     """The baselines that make sense for a spec."""
     multiplies = spec.operation.compute == "gemm"
+    if spec.local:
+        return ("compute_only",)
     peers = "nccl+cublas" if spec.topology.kind == "real" else "torch.symm_mem"
     if spec.topology.kind == "scale_model":
         peers = ""  # a peer's copies are not charged to the link clock

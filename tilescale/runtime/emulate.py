@@ -210,17 +210,19 @@ class Run:
         kernel = self.program.kernels[launch.kernel]
         return machine.add_kernel(
             rank, launch.name, self.libraries[launch.kernel], kernel.entry, self._arguments(rank, launch),
-            self._maps(rank), launch.blocks, launch.threads, launch.shared_bytes, after, call)
+            self._maps(rank), launch.blocks, launch.threads, launch.shared_bytes, after, call, cluster=launch.cluster)
 
     # -- values --------------------------------------------------------------------------------------------------------
     def _values(self, exact: bool) -> tuple[list[dict[str, bytes]], list[Array], list[Array]]:
         """Input bytes, reference outputs and allowed distances of every rank."""
         tensor = self.spec.inputs[0]
         shards = [self._draw(tensor.local_shape(r, self.world), tensor.dtype, exact) for r in range(self.world)]
-        whole = np.concatenate([values for values, _ in shards])
+        wholes = [np.concatenate([values for values, _ in shards])] * self.world
+        if self.spec.local:  # each rank multiplies what it holds
+            wholes = [values for values, _ in shards]
         inputs = [{"a": data} for _, data in shards]
         if self.spec.operation.compute != "gemm":
-            return inputs, [whole] * self.world, [np.zeros_like(whole)] * self.world
+            return inputs, wholes, [np.zeros_like(whole) for whole in wholes]
         outputs, allowed = [], []
         b = self.spec.inputs[1]
         for rank in range(self.world):
@@ -228,6 +230,7 @@ class Run:
             values, data = self._draw(shape if b.order == "row" else shape[::-1], b.dtype, exact)
             inputs[rank]["b"] = data
             operand = values if b.order == "row" else values.T
+            whole = wholes[rank]
             reference = whole @ operand
             outputs.append(reference)
             allowed.append(tolerance(reference, np.abs(whole) @ np.abs(operand), self.spec.output.dtype, shape[0]))

@@ -44,13 +44,14 @@ class CallData:
 class Workload:
     """CALLS calls of a spec on one rank, made once: equal for equal (spec, seed), whatever runs.
 
-    For operations that gather the rows of their first operand, and multiply or only move; RunnerError for others.
+    For operations that gather the rows of their first operand, or move nothing, and multiply or only move; RunnerError
+    for others.
     """
 
     def __init__(self, torch: Any, spec: Spec, rank: int, seed: int, place: Place) -> None:
         moves = [(move.kind, move.operand, move.dim) for move in spec.operation.moves]
-        if moves != [("gather", 0, 0)] or spec.operation.compute not in ("gemm", "copy"):
-            raise RunnerError("the runner has a reference for operations that gather rows", spec.op,
+        if moves not in ([("gather", 0, 0)], []) or spec.operation.compute not in ("gemm", "copy"):
+            raise RunnerError("the runner has a reference for operations that gather rows or move nothing", spec.op,
                               "add one to gpu_check.py")
         self._torch, self.spec, self.rank, self._seed, self._place = torch, spec, rank, seed, place
         self.calls = tuple(self._call(call) for call in range(CALLS))
@@ -60,7 +61,7 @@ class Workload:
         return self.spec.operation.compute == "gemm"
 
     def whole(self, call: int) -> Any:
-        """The first operand of all ranks, gathered."""
+        """The first operand of all ranks, gathered; the own one where nothing moves."""
         return self._gathered(call, self.calls[call].out.device)
 
     def poison(self) -> None:
@@ -102,8 +103,8 @@ class Workload:
         return CallData(tuple(placed), out, self._product(whole, placed[1], call))
 
     def _gathered(self, call: int, device: Any) -> Any:
-        locals_ = [local_inputs(self.spec, peer)[0] for peer in range(self.spec.world)]
-        return self._torch.cat([self._fresh(local, call, 0, peer, device) for peer, local in enumerate(locals_)])
+        peers = [self.rank] if self.spec.local else range(self.spec.world)
+        return self._torch.cat([self._fresh(local_inputs(self.spec, peer)[0], call, 0, peer, device) for peer in peers])
 
     def _product(self, whole: Any, b: Any, call: int) -> Expected:
         torch, output = self._torch, self.spec.output

@@ -21,27 +21,34 @@ def _always(spec: Spec, chosen: Partial) -> bool:
 class Knob:
     """A named choice.
 
-    `domain`: allowed values, in canonical order. `applies(spec, chosen)` looks at the knobs declared before it; where
-    it is false the knob holds `neutral`. So points that differ only in a knob without effect are one point.
+    `domain`: allowed values, in canonical order; `moving`: those of operations that move data between ranks, where these
+    are fewer. `applies(spec, chosen)` looks at the knobs declared before it; where it is false the knob holds `neutral`.
+    So points that differ only in a knob without effect are one point.
     """
 
     name: str
     domain: tuple[Value, ...]
     neutral: Value
     applies: Callable[[Spec, Partial], bool] = _always
+    moving: tuple[Value, ...] = ()
+
+    def allowed(self, spec: Spec) -> tuple[Value, ...]:
+        """The part of the domain that makes sense for the operation."""
+        return self.domain if spec.local or not self.moving else self.moving
 
     def values(self, spec: Spec, chosen: Partial) -> tuple[Value, ...]:
         """The values to enumerate after `chosen`."""
-        return self.domain if self.applies(spec, chosen) else (self.neutral,)
+        return self.allowed(spec) if self.applies(spec, chosen) else (self.neutral,)
 
-    def neighbours(self, value: Value) -> tuple[Value, ...]:
+    def neighbours(self, spec: Spec, value: Value) -> tuple[Value, ...]:
         """Values one step away: adjacent ones of an ordered domain, all others of a named one."""
-        if value not in self.domain:
+        domain = self.allowed(spec)
+        if value not in domain:
             return ()
-        at = self.domain.index(value)
-        if isinstance(self.domain[0], str):
-            return tuple(v for v in self.domain if v != value)
-        return self.domain[max(0, at - 1):at] + self.domain[at + 1:at + 2]
+        at = domain.index(value)
+        if isinstance(domain[0], str):
+            return tuple(v for v in domain if v != value)
+        return domain[max(0, at - 1):at] + domain[at + 1:at + 2]
 
     def encode(self, value: Value) -> float:
         """Position in the domain, in [0, 1]; -1 for the neutral value outside it."""
@@ -58,29 +65,39 @@ def _generated(spec: Spec, chosen: Partial) -> bool:
     return _computes(spec, chosen) and chosen["compute"] == "generated"
 
 
+def _moves(spec: Spec, chosen: Partial) -> bool:
+    return not spec.local
+
+
 def _chunked(spec: Spec, chosen: Partial) -> bool:
     return chosen["overlap"] != "none"
 
 
 def _blocks_copy(spec: Spec, chosen: Partial) -> bool:
-    return chosen["transport"] != "copy_engine"
+    return _moves(spec, chosen) and chosen["transport"] != "copy_engine"
+
+
+def _generated_locally(spec: Spec, chosen: Partial) -> bool:
+    return spec.local and _generated(spec, chosen)
 
 
 KNOBS: tuple[Knob, ...] = (
-    Knob("transport", ("peer_copy", "copy_engine", "tma"), "peer_copy"),
-    Knob("direction", ("push", "pull"), "push"),
+    Knob("transport", ("peer_copy", "copy_engine", "tma"), "peer_copy", _moves),
+    Knob("direction", ("push", "pull"), "push", _moves),
     Knob("algorithm", ("direct",), "direct"),
-    Knob("overlap", ("none", "chunked", "fused"), "none"),
+    Knob("overlap", ("none", "chunked", "fused"), "none", _moves),
     Knob("compute", ("library", "generated"), "generated", _computes),
     Knob("chunk_rows", (64, 128, 256, 512, 1024), 0, _chunked),
     Knob("depth", (1, 2, 4), 1, _chunked),
     Knob("chunk_order", ("peer_major", "chunk_major"), "peer_major", lambda s, c: c["overlap"] == "fused"),
     Knob("num_comm_blocks", (2, 4, 8, 16, 32), 0, _blocks_copy),
-    Knob("block_m", (64, 128), 0, _generated),
-    Knob("block_n", (128, 256), 0, _generated),
+    Knob("block_m", (8, 16, 32, 64, 128, 256), 0, _generated, (64, 128)),
+    Knob("block_n", (64, 96, 128, 160, 192, 224, 256), 0, _generated, (128, 256)),
     Knob("block_k", (64,), 0, _generated),
-    Knob("num_stages", (3, 4, 6), 0, _generated),
-    Knob("raster_group", (8,), 0, _generated),
+    Knob("num_stages", (3, 4, 5, 6, 7), 0, _generated, (3, 4, 6)),
+    Knob("raster_group", (4, 8, 16, 32), 0, _generated, (8,)),
+    Knob("cluster_m", (1, 2), 1, _generated_locally),
+    Knob("split_k", (1, 2, 4, 8), 1, _generated_locally),
 )
 BY_NAME = {knob.name: knob for knob in KNOBS}
 

@@ -13,6 +13,7 @@
 #endif
 #include "comm.cuh"
 #include "copy.cuh"
+#include "gemm_store.cuh"
 #include "gemm.cuh"
 
 namespace ts {

@@ -24,6 +24,8 @@ TS_DEV void sync() { __syncthreads(); }
 TS_DEV void named_barrier(u32 id, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 // Counts as `threads` arrive, without waiting for the others.
 TS_DEV void named_arrive(u32 id, u32 threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+// The threads of a warp, with what they wrote to shared memory.
+TS_DEV void warp_sync() { __syncwarp(); }
 template <int N> TS_DEV void reg_inc() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> TS_DEV void reg_dec() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 
@@ -100,6 +102,8 @@ TS_DEV bool mb_try_wait(u64* b, u32 parity) {
 }
 
 // ---- asynchronous copies -------------------------------------------------------------------------------------------
+// Brings a map near, so that the first copy that uses it need not wait for it.
+TS_DEV void prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 TS_DEV void tma_load_2d(void* smem, const TensorMap* map, u64* b, int x, int y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
@@ -169,6 +173,12 @@ TS_DEV u32 cluster_size() {
 // All threads of all blocks of the cluster; what they wrote to shared memory is visible behind it.
 TS_DEV void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// What stands where `p` stands, in the shared memory of block `rank` of the cluster.
+template <class T> TS_DEV const T* cluster_at(const T* p, u32 rank) {
+  u64 found;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(found) : "l"(p), "r"(rank));
+  return (const T*)found;
 }
 // Arrives at the barrier that stands where `b` stands, in the shared memory of block `rank` of the cluster.
 TS_DEV void cluster_mb_arrive(u64* b, u32 rank) {

@@ -1,0 +1,144 @@
+// How tiles of a product leave the block: from registers through shared memory by bulk copies, one a row; straight from
+// registers where rows are not aligned; and the sum over the blocks of a cluster that share a contraction.
+#pragma once
+
+namespace ts {
+
+template <class Out> struct OutBytes { static constexpr int value = 2; };
+template <> struct OutBytes<Fp32> { static constexpr int value = 4; };
+
+// Two neighbouring outputs of a row; `n` odd forces single stores, since rows then lose their alignment.
+template <class Out> TS_DEV void store_pair(u8* out, u64 row, u32 column, u32 n, float low, float high) {
+  u8* p = out + (row * n + column) * OutBytes<Out>::value;
+  if (column >= n) return;
+  if constexpr (Same<Out, Fp32>::value) {
+    store((float*)p, low);
+    if (column + 1 < n) store((float*)p + 1, high);
+  } else {
+    if (n % 2u == 0u) {
+      store((u32*)p, pack2<Out>(low, high));
+    } else {
+      store((u16*)p, pack1<Out>(low));
+      if (column + 1 < n) store((u16*)p + 1, pack1<Out>(high));
+    }
+  }
+}
+
+// The accumulator of m64nN: thread t holds rows t / 32 * 16 + t % 32 / 4 (+ 8) and columns 8 j + t % 4 * 2 (+ 1).
+template <class C> TS_DEV void store_registers(const float (&acc)[C::block_n / 2], u8* out, u32 row, u32 rows, u32 column, u32 n) {
+  const u32 t = thread() % 128, first = row + t / 32 * 16 + t % 32 / 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const u32 r = first + half * 8;
+    if (r < rows) {
+#pragma unroll
+      for (int j = 0; j < C::block_n / 8; ++j)
+        store_pair<typename C::Out>(out, r, column + j * 8 + t % 4 * 2, n, acc[4 * j + 2 * half], acc[4 * j + 2 * half + 1]);
+    }
+  }
+}
+
+// Where a warp stages its 16 rows, `store_columns` columns at a time, in `store_buffers` buffers that it uses in turn.
+// The pad behind a row keeps the fragments of a warp on different banks.
+template <class C> struct Staging {
+  static constexpr u32 out_bytes = OutBytes<typename C::Out>::value;
+  static constexpr u32 pitch = C::store_columns * out_bytes + (out_bytes == 4 ? 32 : 16);
+  static constexpr u32 buffer_bytes = 16 * pitch;
+  static constexpr u32 warp_bytes = C::store_buffers * buffer_bytes;
+  u8* buffers;      // of this warp
+  u32 chunks = 0;   // staged so far
+};
+
+template <class C, int kFirst> TS_DEV void stage_chunk(const float (&acc)[C::block_n / 2], u8* buffer) {
+  const u32 lane = thread() % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    u8* row = buffer + (lane / 4 + half * 8) * Staging<C>::pitch;
+#pragma unroll
+    for (int j = 0; j < C::store_columns / 8; ++j) {
+      const int from = 4 * (kFirst / 8 + j) + 2 * half;
+      u8* to = row + (j * 8 + lane % 4 * 2) * Staging<C>::out_bytes;
+      if constexpr (Same<typename C::Out, Fp32>::value) {
+        ((float*)to)[0] = acc[from];
+        ((float*)to)[1] = acc[from + 1];
+      } else {
+        *(u32*)to = pack2<typename C::Out>(acc[from], acc[from + 1]);
+      }
+    }
+  }
+}
+
+// One chunk of columns of the warp's rows: waits until its buffer has been read, writes it, and sends a row a lane.
+template <class C, int kFirst>
+TS_DEV void store_chunk(const float (&acc)[C::block_n / 2], Staging<C>& staging, u8* out, u32 row, u32 rows, u32 column, u32 n) {
+  u8* buffer = staging.buffers + staging.chunks % C::store_buffers * Staging<C>::buffer_bytes;
+  ++staging.chunks;
+  bulk_wait_read<C::store_buffers - 1>();
+  warp_sync();
+  stage_chunk<C, kFirst>(acc, buffer);
+  fence_async_smem();
+  warp_sync();
+  const u32 lane = thread() % 32, first = column + kFirst;
+  if (lane < 16 && row + lane < rows && first < n) {
+    const u32 width = n - first < C::store_columns ? n - first : C::store_columns;
+    bulk_store(out + ((u64)(row + lane) * n + first) * Staging<C>::out_bytes, buffer + lane * Staging<C>::pitch,
+               width * Staging<C>::out_bytes);
+  }
+  bulk_commit();
+}
+
+template <class C, int kFirst>
+TS_DEV void store_chunks(const float (&acc)[C::block_n / 2], Staging<C>& staging, u8* out, u32 row, u32 rows, u32 column, u32 n) {
+  store_chunk<C, kFirst>(acc, staging, out, row, rows, column, n);
+  if constexpr (kFirst + C::store_columns < C::block_n)
+    store_chunks<C, kFirst + C::store_columns>(acc, staging, out, row, rows, column, n);
+}
+
+// 64 rows of a tile by a warpgroup, from `row` of `rows`. Bulk stores go on while the next tile is multiplied.
+template <class C>
+TS_DEV void store_rows(const float (&acc)[C::block_n / 2], Staging<C>& staging, u8* out, u32 row, u32 rows, u32 column, u32 n) {
+  if constexpr (C::store_bulk) {
+    store_chunks<C, 0>(acc, staging, out, row + thread() % 128 / 32 * 16, rows, column, n);
+  } else {
+    store_registers<C>(acc, out, row, rows, column, n);
+  }
+}
+
+// ---- a contraction shared by the blocks of a cluster -----------------------------------------------------------------
+// Partial sums in shared memory, fp32: rows of block_n + 8 values.
+template <class C> struct Partial { static constexpr u32 pitch = C::block_n + 8; };
+
+template <class C> TS_DEV void put_partial(const float (&acc)[C::block_n / 2], float* partial, u32 row) {
+  const u32 t = thread() % 128, first = row + t / 32 * 16 + t % 32 / 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float* to = partial + (first + half * 8) * Partial<C>::pitch + t % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < C::block_n / 8; ++j) {
+      to[8 * j] = acc[4 * j + 2 * half];
+      to[8 * j + 1] = acc[4 * j + 2 * half + 1];
+    }
+  }
+}
+
+// Sums this block's share of the rows over all blocks of the cluster, in their order, and stores it. `thread_index` of
+// `threads` work together.
+template <class C>
+TS_DEV void reduce_partials(const float* partial, u8* out, u32 row, u32 rows, u32 column, u32 n, u32 thread_index, u32 threads) {
+  constexpr u32 kRows = C::block_m / C::split_k, kPairs = C::block_n / 2;
+  const u32 first = cluster_rank() * kRows;
+  for (u32 i = thread_index; i < kRows * kPairs; i += threads) {
+    const u32 r = first + i / kPairs, c = i % kPairs * 2;
+    if (row + r >= rows || column + c >= n) continue;
+    float low = 0.f, high = 0.f;
+#pragma unroll
+    for (u32 part = 0; part < C::split_k; ++part) {
+      const float* from = cluster_at(partial + r * Partial<C>::pitch + c, part);
+      low += from[0];
+      high += from[1];
+    }
+    store_pair<typename C::Out>(out, row + r, column + c, n, low, high);
+  }
+}
+
+}  // namespace ts

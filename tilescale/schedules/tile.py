@@ -1,0 +1,105 @@
+"""The tile of a generated product: who multiplies what, and what it takes of a block's registers and shared memory.
+
+codegen/include/tilescale/gemm.cuh and small_m.cuh lay shared memory out in the same way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilescale.schedules.schedule import Schedule
+from tilescale.spec.op import Spec
+
+ROWS = 64              # of a product instruction
+ELEMENT_BYTES = 2      # of an operand
+BARRIER_BYTES = 8
+WARPGROUP = 128
+LEAST_STAGED_BYTES = 64  # of a row, so that a store writes whole sectors
+SMALL_M = (8, 16, 32, 64)
+
+
+@dataclass(frozen=True)
+class Staging:
+    """How results pass through shared memory: `columns` of 16 rows in a buffer, `buffers` a warp. `bulk`: sent by bulk
+    copies; without it they are stored from registers, and nothing is staged."""
+
+    columns: int
+    buffers: int
+    bulk: bool
+    bytes: int
+
+
+def small_m(spec: Spec) -> bool:
+    """Whether few rows are multiplied, so that B is the operand that fills the tensor cores."""
+    return spec.local and spec.inputs[0].local_shape(0, spec.world)[0] <= SMALL_M[-1] and spec.inputs[1].order == "col"
+
+
+def padded_rows(rows: int) -> int:
+    """The narrowest product that holds `rows` rows, at most SMALL_M[-1]."""
+    return next(size for size in SMALL_M if size >= rows)
+
+
+def cluster(s: Schedule) -> int:
+    """Blocks of a cluster."""
+    return s.cluster_m * s.split_k
+
+
+def consumers(s: Schedule) -> int:
+    """Warpgroups that multiply."""
+    return 1 if s.block_m < 2 * ROWS else 2
+
+
+def threads(s: Schedule) -> int:
+    """A loading warpgroup, and those that multiply."""
+    return WARPGROUP * (1 + consumers(s))
+
+
+def accumulators(s: Schedule) -> int:
+    """Registers of a thread that hold sums."""
+    return max(1, s.block_m // ROWS // consumers(s)) * s.block_n // 2
+
+
+def stage_bytes(spec: Spec, s: Schedule) -> int:
+    """Both operands of one step of the pipeline. A row-major B is loaded in slabs of 64 columns."""
+    columns = -(-s.block_n // 64) * 64 if spec.inputs[1].order == "row" else s.block_n
+    return (s.block_m + columns) * s.block_k * ELEMENT_BYTES
+
+
+def _fixed_bytes(spec: Spec, s: Schedule) -> int:
+    return s.num_stages * stage_bytes(spec, s) + -(-2 * s.num_stages * BARRIER_BYTES // 16) * 16
+
+
+def partial_bytes(s: Schedule) -> int:
+    """Partial sums of a block, where a cluster shares the contraction; they lie where the stages were."""
+    return s.block_m * (s.block_n + 8) * 4
+
+
+def staging(spec: Spec, s: Schedule) -> Staging:
+    """As many columns at once as fit beside the stages; from registers where rows are not aligned to 16 bytes, where
+    nothing fits, or where the blocks of a cluster sum up."""
+    out = spec.output.itemsize
+    columns = spec.inputs[1].local_shape(0, spec.world)[1]
+    warps = 4 * consumers(s)
+    room = (spec.topology.gpu.smem_bytes - _fixed_bytes(spec, s)) // warps
+    found = []
+    if columns * out % 16 == 0 and s.split_k == 1:
+        for parts in (1, 2, 4):
+            width = s.block_n // parts
+            buffer = 16 * (width * out + (32 if out == 4 else 16))
+            chunks = parts * max(1, s.block_m // ROWS // consumers(s))
+            buffers = min(chunks, room // buffer)
+            if s.block_n % (8 * parts) == 0 and width * out % 16 == 0 and width * out >= LEAST_STAGED_BYTES and buffers:
+                found.append((width * buffers, width, Staging(width, buffers, True, warps * buffers * buffer)))
+    return max(found, key=lambda each: each[:2])[2] if found else Staging(s.block_n, 1, False, 0)
+
+
+def shared_bytes(spec: Spec, s: Schedule) -> int:
+    """Of a block: stages, barriers, staged results."""
+    return _fixed_bytes(spec, s) + staging(spec, s).bytes
+
+
+def tiles(spec: Spec, s: Schedule) -> int:
+    """Of the product of one rank of a local operation; blocks of a cluster of rows take theirs together."""
+    rows = spec.inputs[0].local_shape(0, spec.world)[0]
+    columns = spec.inputs[1].local_shape(0, spec.world)[1]
+    return -(-rows // (s.block_m * s.cluster_m)) * -(-columns // s.block_n)
