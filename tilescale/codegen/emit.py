@@ -138,7 +138,8 @@ class _Emitter:
             launch.name, launch.stream, launch.after, number, kernel=self._kernel(launch), blocks=launch.blocks,
             threads=launch.threads, shared_bytes=launch.shared_bytes, cluster=launch.cluster,
             steps=b"".join(r.pack() for r in rows).hex(),
-            block_rows=b"".join(b.pack() for b in blocks).hex(), participants=participants if last else 0)
+            block_rows=b"".join(b.pack() for b in blocks).hex(),
+            participants=participants if last and not self.spec.local else 0)  # without counters there is no epoch
 
     def _rows(self, rank: int, role: Role, number: int) -> list[StepRow]:
         rows, tiles = [], 0
@@ -255,6 +256,7 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch) -> Kernel:
         config = dict(TRANSPORTS[schedule.transport].config)
     constants: dict[str, int | bool] = {
         "threads": launch.threads, "has_copy": copies, "has_gemm": multiplies,
+        "has_small_m": launch.family == "small_m", "solo": spec.local and multiplies,
         "copy_tma": copies and "copy_tile_bytes" in config,
         "copy_unit": _copy_unit(launch) if copies else 16,
         "copy_unroll": config.get("copy_unroll", 1) if copies else 1,
@@ -268,8 +270,8 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch) -> Kernel:
                       ("block_m", "block_n", "block_k", "num_stages", "raster_group", "cluster_m", "split_k")}
         constants |= {
             "clusters": launch.cluster > 1, "splits": schedule.split_k > 1, "b_row_major": spec.inputs[1].order == "row",
-            "in_flight": tile.consumers(schedule) == 1, "store_bulk": staging.bulk, "store_columns": staging.columns,
-            "store_buffers": staging.buffers, "small_m": launch.family == "small_m"}
+            "in_flight": tile.consumers(spec, schedule) == 1, "store_bulk": staging.bulk, "store_columns": staging.columns,
+            "store_buffers": staging.buffers}
     entry = f"tilescale_{launch.family}"
     lines = [f"  static constexpr {'bool' if isinstance(v, bool) else 'int'} {name} = {str(v).lower()};"
              for name, v in constants.items()]

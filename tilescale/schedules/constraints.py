@@ -145,7 +145,7 @@ def _split_fills(spec: Spec, s: Schedule) -> bool:
     steps = -(-spec.inputs[0].local_shape(0, spec.world)[1] // s.block_k) if s.split_k > 1 else 0
     return s.split_k == 1 or (
         s.cluster_m == 1 and steps >= s.split_k and tile.tiles(spec, s) * s.split_k <= spec.topology.sm_share
-        and tile.partial_bytes(s) <= s.num_stages * tile.stage_bytes(spec, s))
+        and (tile.small_m(spec) or tile.partial_bytes(spec, s) <= s.num_stages * tile.stage_bytes(spec, s)))
 
 
 CONSTRAINTS: tuple[Constraint, ...] = (
@@ -187,16 +187,16 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("comm_blocks_fit", "copying leaves at least half of the SMs to the work beside it", _comm_blocks_fit),
     Constraint("work_blocks_fit", "the streams of small kernels leave an SM to work on",
                lambda spec, s: s.overlap == "none" or s.depth < spec.topology.sm_share),
-    Constraint("shared_memory", "the stages fit the shared memory of a block",
-               lambda spec, s: not _generated(spec, s) or tile.shared_bytes(spec, s) <= spec.topology.gpu.smem_bytes),
     Constraint("rows_suit_tile", "a tile has at least 64 rows; few rows have the tile that just holds them", _rows_suit_tile),
     Constraint("accumulators_fit", "the sums of a tile fit the registers of the threads that multiply",
-               lambda spec, s: not _generated(spec, s) or tile.accumulators(s) <= MAX_ACCUMULATORS),
+               lambda spec, s: not _generated(spec, s) or tile.accumulators(spec, s) <= MAX_ACCUMULATORS),
     Constraint("cluster_has_rows", "blocks of a cluster have a row of tiles each",
                lambda spec, s: s.cluster_m == 1 or (not tile.small_m(spec)
                                                     and s.block_m * (s.cluster_m - 1) < _local_rows(spec)[0])),
     Constraint("split_fills", "blocks that share a contraction have a part each, and all tiles run at once", _split_fills),
     Constraint("raster_matters", "a group of rows of tiles is no larger than the tiles need", _raster_matters),
+    Constraint("shared_memory", "the stages fit the shared memory of a block",
+               lambda spec, s: not _generated(spec, s) or tile.shared_bytes(spec, s) <= spec.topology.gpu.smem_bytes),
     Constraint("deep_enough", "the pipeline has about as many stages as fit", _deep_enough),
     Constraint("index_range", "rows, columns and tiles have 32-bit indices", _index_range),
 )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilescale.errors import ScheduleError, nearest
+from tilescale.schedules import tile
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
 
@@ -21,20 +22,20 @@ def _always(spec: Spec, chosen: Partial) -> bool:
 class Knob:
     """A named choice.
 
-    `domain`: allowed values, in canonical order; `moving`: those of operations that move data between ranks, where these
-    are fewer. `applies(spec, chosen)` looks at the knobs declared before it; where it is false the knob holds `neutral`.
-    So points that differ only in a knob without effect are one point.
+    `domain`: allowed values, in canonical order; `part(spec)`: those that make sense for an operation, where these are
+    fewer. `applies(spec, chosen)` looks at the knobs declared before it; where it is false the knob holds `neutral`. So
+    points that differ only in a knob without effect are one point.
     """
 
     name: str
     domain: tuple[Value, ...]
     neutral: Value
     applies: Callable[[Spec, Partial], bool] = _always
-    moving: tuple[Value, ...] = ()
+    part: Callable[[Spec], tuple[Value, ...]] | None = None
 
     def allowed(self, spec: Spec) -> tuple[Value, ...]:
         """The part of the domain that makes sense for the operation."""
-        return self.domain if spec.local or not self.moving else self.moving
+        return self.domain if self.part is None else self.part(spec)
 
     def values(self, spec: Spec, chosen: Partial) -> tuple[Value, ...]:
         """The values to enumerate after `chosen`."""
@@ -77,10 +78,27 @@ def _blocks_copy(spec: Spec, chosen: Partial) -> bool:
     return _moves(spec, chosen) and chosen["transport"] != "copy_engine"
 
 
-def _generated_locally(spec: Spec, chosen: Partial) -> bool:
-    return spec.local and _generated(spec, chosen)
+def _clusters(spec: Spec, chosen: Partial) -> bool:
+    return spec.local and _generated(spec, chosen) and not tile.small_m(spec)
 
 
+def _splits(spec: Spec, chosen: Partial) -> bool:
+    return spec.local and _generated(spec, chosen) and chosen["cluster_m"] == 1
+
+
+def _tiles(moving: tuple[Value, ...], local: tuple[Value, ...], small: tuple[Value, ...]
+           ) -> Callable[[Spec], tuple[Value, ...]]:
+    """By kind of product: of operations that move data, local ones, and local ones of few rows."""
+    return lambda spec: moving if not spec.local else small if tile.small_m(spec) else local
+
+
+def _block_m(spec: Spec) -> tuple[Value, ...]:
+    if tile.small_m(spec):
+        return (tile.padded_rows(spec.inputs[0].local_shape(0, spec.world)[0]),)
+    return (64, 128, 256) if spec.local else (64, 128)
+
+
+TILE_COLUMNS: tuple[Value, ...] = (64, 96, 128, 160, 192, 224, 256)
 KNOBS: tuple[Knob, ...] = (
     Knob("transport", ("peer_copy", "copy_engine", "tma"), "peer_copy", _moves),
     Knob("direction", ("push", "pull"), "push", _moves),
@@ -91,13 +109,13 @@ KNOBS: tuple[Knob, ...] = (
     Knob("depth", (1, 2, 4), 1, _chunked),
     Knob("chunk_order", ("peer_major", "chunk_major"), "peer_major", lambda s, c: c["overlap"] == "fused"),
     Knob("num_comm_blocks", (2, 4, 8, 16, 32), 0, _blocks_copy),
-    Knob("block_m", (8, 16, 32, 64, 128, 256), 0, _generated, (64, 128)),
-    Knob("block_n", (64, 96, 128, 160, 192, 224, 256), 0, _generated, (128, 256)),
-    Knob("block_k", (64,), 0, _generated),
-    Knob("num_stages", (3, 4, 5, 6, 7), 0, _generated, (3, 4, 6)),
-    Knob("raster_group", (4, 8, 16, 32), 0, _generated, (8,)),
-    Knob("cluster_m", (1, 2), 1, _generated_locally),
-    Knob("split_k", (1, 2, 4, 8), 1, _generated_locally),
+    Knob("block_m", (8, 16, 32, 64, 128, 256), 0, _generated, _block_m),
+    Knob("block_n", TILE_COLUMNS, 0, _generated, _tiles((128, 256), TILE_COLUMNS, (64, 128))),
+    Knob("block_k", (64, 128, 256), 0, _generated, _tiles((64,), (64,), (128, 256))),
+    Knob("num_stages", (3, 4, 5, 6, 7), 0, _generated, _tiles((3, 4, 6), (3, 4, 5, 6, 7), (3, 4, 5, 6, 7))),
+    Knob("raster_group", (4, 8, 16), 0, _generated, _tiles((8,), (4, 8, 16), (4,))),
+    Knob("cluster_m", (1, 2), 1, _clusters),
+    Knob("split_k", (1, 2, 3, 4, 6, 8), 1, _splits),
 )
 BY_NAME = {knob.name: knob for knob in KNOBS}
 

@@ -34,7 +34,7 @@ def lower_local(spec: Spec, schedule: Schedule) -> Plan:
         family = "small_m" if tile.small_m(spec) else "gemm"
         name = "split" if schedule.split_k > 1 else "work"  # clusters that sum up have one tile each
         role = Role(name, "blocks", blocks_of(spec, schedule), (step,))
-        return Launch("work", 0, (role,), (), family, tile.threads(schedule), tile.shared_bytes(spec, schedule),
+        return Launch("work", 0, (role,), (), family, tile.threads(spec, schedule), tile.shared_bytes(spec, schedule),
                       tile.cluster(schedule))
 
     starts = tuple(rank * m * row for rank in range(world + 1))

@@ -40,7 +40,7 @@ def lower(spec: Spec, schedule: Schedule) -> Plan:
     generated = spec.operation.compute == "gemm" and schedule.compute == "generated"
     if spec.local:
         return lower_local(spec, schedule)
-    threads = tile.threads(schedule) if generated else COPY_THREADS
+    threads = tile.threads(spec, schedule) if generated else COPY_THREADS
     shared = tile.shared_bytes(spec, schedule) if generated else 0
     cluster = tile.cluster(schedule) if generated else 1
     structure = _structure(spec, _without_tiles(schedule))

@@ -44,23 +44,27 @@ def cluster(s: Schedule) -> int:
     return s.cluster_m * s.split_k
 
 
-def consumers(s: Schedule) -> int:
+def consumers(spec: Spec, s: Schedule) -> int:
     """Warpgroups that multiply."""
-    return 1 if s.block_m < 2 * ROWS else 2
+    return 1 if (s.block_n if small_m(spec) else s.block_m) < 2 * ROWS else 2
 
 
-def threads(s: Schedule) -> int:
+def threads(spec: Spec, s: Schedule) -> int:
     """A loading warpgroup, and those that multiply."""
-    return WARPGROUP * (1 + consumers(s))
+    return WARPGROUP * (1 + consumers(spec, s))
 
 
-def accumulators(s: Schedule) -> int:
+def accumulators(spec: Spec, s: Schedule) -> int:
     """Registers of a thread that hold sums."""
-    return max(1, s.block_m // ROWS // consumers(s)) * s.block_n // 2
+    if small_m(spec):
+        return s.block_m // 2
+    return max(1, s.block_m // ROWS // consumers(spec, s)) * s.block_n // 2
 
 
 def stage_bytes(spec: Spec, s: Schedule) -> int:
     """Both operands of one step of the pipeline. A row-major B is loaded in slabs of 64 columns."""
+    if small_m(spec):
+        return s.block_n * s.block_k * ELEMENT_BYTES + -(-s.block_m * s.block_k * ELEMENT_BYTES // 1024) * 1024
     columns = -(-s.block_n // 64) * 64 if spec.inputs[1].order == "row" else s.block_n
     return (s.block_m + columns) * s.block_k * ELEMENT_BYTES
 
@@ -69,9 +73,10 @@ def _fixed_bytes(spec: Spec, s: Schedule) -> int:
     return s.num_stages * stage_bytes(spec, s) + -(-2 * s.num_stages * BARRIER_BYTES // 16) * 16
 
 
-def partial_bytes(s: Schedule) -> int:
-    """Partial sums of a block, where a cluster shares the contraction; they lie where the stages were."""
-    return s.block_m * (s.block_n + 8) * 4
+def partial_bytes(spec: Spec, s: Schedule) -> int:
+    """Sums of a block, where a cluster shares the contraction: they lie where the stages were. Those of few rows always
+    pass through shared memory, and lie behind the stages."""
+    return s.block_m * (s.block_n + (4 if small_m(spec) else 8)) * 4
 
 
 def staging(spec: Spec, s: Schedule) -> Staging:
@@ -79,16 +84,18 @@ def staging(spec: Spec, s: Schedule) -> Staging:
     nothing fits, or where the blocks of a cluster sum up."""
     out = spec.output.itemsize
     columns = spec.inputs[1].local_shape(0, spec.world)[1]
-    warps = 4 * consumers(s)
+    if small_m(spec):
+        return Staging(s.block_n, 1, False, partial_bytes(spec, s))
+    warps = 4 * consumers(spec, s)
     room = (spec.topology.gpu.smem_bytes - _fixed_bytes(spec, s)) // warps
     found = []
     if columns * out % 16 == 0 and s.split_k == 1:
         for parts in (1, 2, 4):
             width = s.block_n // parts
             buffer = 16 * (width * out + (32 if out == 4 else 16))
-            chunks = parts * max(1, s.block_m // ROWS // consumers(s))
+            chunks = parts * max(1, s.block_m // ROWS // consumers(spec, s))
             buffers = min(chunks, room // buffer)
-            if s.block_n % (8 * parts) == 0 and width * out % 16 == 0 and width * out >= LEAST_STAGED_BYTES and buffers:
+            if s.block_n % (8 * parts) == 0 and width * out % 16 == 0 and width * out >= LEAST_STAGED_BYTES and buffers > 0:
                 found.append((width * buffers, width, Staging(width, buffers, True, warps * buffers * buffer)))
     return max(found, key=lambda each: each[:2])[2] if found else Staging(s.block_n, 1, False, 0)
 

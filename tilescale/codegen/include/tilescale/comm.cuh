@@ -18,6 +18,12 @@ struct Call {
   }
 };
 
+// Step `i` of a block. Where a launch has one, it comes with the arguments: no table is waited for.
+template <class C> TS_DEV Step step_of(const Call& call, const Block& me, u32 i) {
+  if constexpr (C::solo) return call.args->only;
+  return call.args->steps[me.first_step + i];
+}
+
 TS_DEV void report_failure(const Call& call, u32 step, u32 counter, u32 wanted, u32 found) {
   State* state = call.args->state;
   if (atomic_add(&state->failed, 1u) == 0u) {

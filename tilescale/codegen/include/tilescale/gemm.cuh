@@ -108,7 +108,7 @@ template <class C> TS_DEV void gemm_producer(const Call& call, const Maps& maps,
   Ring<C::num_stages> ring;
   const KRange range = k_range<C>(call);
   for (u32 i = 0; i < me.num_steps; ++i) {
-    const Step step = call.args->steps[me.first_step + i];
+    const Step step = step_of<C>(call, me, i);
     if (step.kind == kSignal) continue;
     step_begin(step.id);
     if (step.kind == kWait) {
@@ -210,7 +210,7 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Block& me, 
   const KRange range = k_range<C>(call);
   bool signalled = false;
   for (u32 i = 0; i < me.num_steps; ++i) {
-    const Step step = call.args->steps[me.first_step + i];
+    const Step step = step_of<C>(call, me, i);
     if (step.kind == kWait) continue;
     step_begin(step.id);
     if (step.kind == kSignal) {

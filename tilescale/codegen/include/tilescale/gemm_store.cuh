@@ -24,6 +24,23 @@ template <class Out> TS_DEV void store_pair(u8* out, u64 row, u32 column, u32 n,
   }
 }
 
+struct alignas(16) Sums { float x, y, z, w; };
+
+// Four neighbouring outputs of a row.
+template <class Out> TS_DEV void store_four(u8* out, u64 row, u32 column, u32 n, Sums v) {
+  if (n % 4u != 0u) {
+    store_pair<Out>(out, row, column, n, v.x, v.y);
+    store_pair<Out>(out, row, column + 2, n, v.z, v.w);
+  } else if (column < n) {
+    u8* p = out + (row * n + column) * OutBytes<Out>::value;
+    if constexpr (Same<Out, Fp32>::value) {
+      store((Sums*)p, v);
+    } else {
+      store((u64*)p, pack2<Out>(v.x, v.y) | (u64)pack2<Out>(v.z, v.w) << 32);
+    }
+  }
+}
+
 // The accumulator of m64nN: thread t holds rows t / 32 * 16 + t % 32 / 4 (+ 8) and columns 8 j + t % 4 * 2 (+ 1).
 template <class C> TS_DEV void store_registers(const float (&acc)[C::block_n / 2], u8* out, u32 row, u32 rows, u32 column, u32 n) {
   const u32 t = thread() % 128, first = row + t / 32 * 16 + t % 32 / 4;
@@ -121,23 +138,32 @@ template <class C> TS_DEV void put_partial(const float (&acc)[C::block_n / 2], f
   }
 }
 
-// Sums this block's share of the rows over all blocks of the cluster, in their order, and stores it. `thread_index` of
+// Four neighbouring sums over all blocks of the cluster, in their order.
+template <int kParts> TS_DEV Sums sum_parts(const float* own) {
+  Sums parts[kParts];
+#pragma unroll
+  for (u32 part = 0; part < kParts; ++part) parts[part] = *cluster_at((const Sums*)own, part);
+  Sums sum = parts[0];
+#pragma unroll
+  for (u32 part = 1; part < kParts; ++part) {
+    sum.x += parts[part].x;
+    sum.y += parts[part].y;
+    sum.z += parts[part].z;
+    sum.w += parts[part].w;
+  }
+  return sum;
+}
+
+// Sums this block's share of the tile over all blocks of the cluster, in their order, and stores it. `thread_index` of
 // `threads` work together.
 template <class C>
 TS_DEV void reduce_partials(const float* partial, u8* out, u32 row, u32 rows, u32 column, u32 n, u32 thread_index, u32 threads) {
-  constexpr u32 kRows = C::block_m / C::split_k, kPairs = C::block_n / 2;
-  const u32 first = cluster_rank() * kRows;
-  for (u32 i = thread_index; i < kRows * kPairs; i += threads) {
-    const u32 r = first + i / kPairs, c = i % kPairs * 2;
-    if (row + r >= rows || column + c >= n) continue;
-    float low = 0.f, high = 0.f;
-#pragma unroll
-    for (u32 part = 0; part < C::split_k; ++part) {
-      const float* from = cluster_at(partial + r * Partial<C>::pitch + c, part);
-      low += from[0];
-      high += from[1];
-    }
-    store_pair<typename C::Out>(out, row + r, column + c, n, low, high);
+  constexpr u32 kFours = C::block_n / 4;
+#pragma unroll 4
+  for (u32 i = cluster_rank() * threads + thread_index; i < C::block_m * kFours; i += C::split_k * threads) {
+    const u32 r = i / kFours, c = i % kFours * 4;
+    const Sums sum = sum_parts<C::split_k>(partial + r * Partial<C>::pitch + c);
+    if (row + r < rows) store_four<typename C::Out>(out, row + r, column + c, n, sum);
   }
 }
 

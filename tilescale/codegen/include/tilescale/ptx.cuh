@@ -184,7 +184,7 @@ template <class T> TS_DEV const T* cluster_at(const T* p, u32 rank) {
 TS_DEV void cluster_mb_arrive(u64* b, u32 rank) {
   asm volatile(
       "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}"
       ::"r"(shared_address(b)), "r"(rank) : "memory");
 }
 // One load from global memory lands in every block of `mask`, at the same place, and is counted by each one's barrier.
