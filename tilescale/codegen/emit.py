@@ -136,7 +136,7 @@ class _Emitter:
             participants += role.blocks
         return ProgramLaunch(
             launch.name, launch.stream, launch.after, number, kernel=self._kernel(launch), blocks=launch.blocks,
-            threads=launch.threads, shared_bytes=launch.shared_bytes, cluster=launch.cluster,
+            threads=launch.threads, shared_bytes=launch.shared_bytes, cluster=launch.cluster, early=self.spec.local,
             steps=b"".join(r.pack() for r in rows).hex(),
             block_rows=b"".join(b.pack() for b in blocks).hex(),
             participants=participants if last and not self.spec.local else 0)  # without counters there is no epoch
@@ -164,8 +164,9 @@ class _Emitter:
         if not isinstance(step, Gemm):
             raise PlanError("a kernel family carries out every step", type(step).__name__, "lower it to copies")
         shard, offset = divmod(step.a.offset, self._shard_bytes())
+        out_shard, out_offset = divmod(step.out.offset, self._out_shard_bytes())
         return StepRow(
-            KIND_GEMM, number, source=0 if step.a.buffer == "a" else 1, target=self._slot(step.out, rank),
+            KIND_GEMM, number, counter=out_shard, per_call=out_offset // self.plan.goal.output_row_bytes, source=0 if step.a.buffer == "a" else 1, target=self._slot(step.out, rank),
             value=self.versions[step.a.buffer], rows=step.m, source_offset=offset // self.plan.goal.row_bytes,
             target_offset=step.out.offset, size=shard, first_tile=tiles)
 
@@ -194,12 +195,18 @@ class _Emitter:
     def _shard_bytes(self) -> int:
         return self.plan.goal.starts[1] - self.plan.goal.starts[0]
 
+    def _out_shard_bytes(self) -> int:
+        """Bytes of the rows of the output that one shard of the operand becomes."""
+        goal = self.plan.goal
+        return self._shard_bytes() // goal.row_bytes * goal.output_row_bytes
+
     def _product(self) -> tuple[int, int]:
         step = next((s for launch in self.plan.ranks[0] for s in launch.steps if isinstance(s, Gemm)), None)
         return (step.n, step.k) if step else (0, 0)
 
     def _maps(self) -> tuple[TensorMapSpec, ...]:
-        """A own, A gathered (a map a version), B. Boxes are 64 elements (128 bytes, the swizzle's width) wide."""
+        """A own, A gathered (a map a version), B, the output. Boxes of operands are 64 elements (128 bytes, the swizzle's
+        width) wide."""
         s, goal = self.schedule, self.plan.goal
         n, k = self._product()
         a, b = self.spec.inputs[0], self.spec.inputs[1]
@@ -214,7 +221,12 @@ class _Emitter:
             map_b = TensorMapSpec("b", 0, (k, n), (k * b.itemsize,), (64, s.block_n // s.cluster_m), b.dtype)
         else:
             map_b = TensorMapSpec("b", 0, (n, k), (n * b.itemsize,), (64, s.block_k // s.cluster_m), b.dtype)
-        return (operand("a", 0, 1), *gathered, map_b)
+        staging, shards = tile.staging(self.spec, s), self.plan.buffer("out").size // self._out_shard_bytes()
+        map_out = operand("a", 0, 1)  # where nothing is stored through it
+        if staging.staged and shards:
+            map_out = TensorMapSpec("out", 0, (n, rows, shards), (goal.output_row_bytes, self._out_shard_bytes()),
+                                    (staging.columns, 16, 1), self.spec.output.dtype)
+        return (operand("a", 0, 1), *gathered, map_b, map_out)
 
 
 def _slots(plan: Plan) -> Iterator[Slot]:
@@ -270,8 +282,9 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch) -> Kernel:
                       ("block_m", "block_n", "block_k", "num_stages", "raster_group", "cluster_m", "split_k")}
         constants |= {
             "clusters": launch.cluster > 1, "splits": schedule.split_k > 1, "b_row_major": spec.inputs[1].order == "row",
-            "in_flight": tile.consumers(spec, schedule) == 1, "store_bulk": staging.bulk, "store_columns": staging.columns,
-            "store_buffers": staging.buffers}
+            "in_flight": tile.consumers(spec, schedule) == 1, "store_staged": staging.staged,
+            "store_tensor": staging.staged and all(s.out.buffer == "out" for s in launch.steps if isinstance(s, Gemm)),
+            "store_columns": staging.columns, "store_buffers": staging.buffers}
     entry = f"tilescale_{launch.family}"
     lines = [f"  static constexpr {'bool' if isinstance(v, bool) else 'int'} {name} = {str(v).lower()};"
              for name, v in constants.items()]

@@ -174,22 +174,31 @@ class CudaDriver:
     def copy_to_pinned(self, pinned: int, source: int, size: int, stream: int) -> None:
         self._call(self._cu.cuMemcpyDtoHAsync(pinned, source, size, stream))
 
-    def cluster_config(self, grid: Grid, stream: int) -> Any:
-        """A launch configuration whose blocks come in clusters."""
+    def launch_config(self, grid: Grid, stream: int) -> Any:
+        """The launch configuration of a grid, with its attributes."""
         cu = self._cu
-        attribute = cu.CUlaunchAttribute()
-        attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = grid.cluster, 1, 1
+        attributes = []
+        if grid.cluster > 1:
+            attribute = cu.CUlaunchAttribute()
+            attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            size = attribute.value.clusterDim
+            size.x, size.y, size.z = grid.cluster, 1, 1
+            attributes.append(attribute)
+        if grid.early:
+            attribute = cu.CUlaunchAttribute()
+            attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            attributes.append(attribute)
         config = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid.blocks, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = grid.threads, 1, 1
         config.sharedMemBytes, config.hStream = grid.shared_bytes, cu.CUstream(stream)
-        config.attrs, config.numAttrs = [attribute], 1
+        config.attrs, config.numAttrs = attributes, len(attributes)
         return config
 
     def launch(self, function: int, grid: Grid, stream: int, parameters: KernelParameters) -> None:
-        if grid.cluster > 1:
-            config = self.cluster_config(grid, stream)
+        if grid.cluster > 1 or grid.early:
+            config = self.launch_config(grid, stream)
             self._call(self._cu.cuLaunchKernelEx(config, function, parameters.address, 0))
             return
         self._call(self._cu.cuLaunchKernel(

@@ -149,7 +149,7 @@ class LaunchSequence:
     def _kernel(self, launch: ProgramLaunch, kernel: int) -> Start:
         program, driver = self._program, self._driver
         function = self._modules.function(program.kernels[kernel], launch.shared_bytes)
-        grid = Grid(launch.blocks, launch.threads, launch.shared_bytes, launch.cluster)
+        grid = Grid(launch.blocks, launch.threads, launch.shared_bytes, launch.cluster, launch.early)
         parameters = self._pack(launch)
         self._parameters.append(parameters)
         return lambda stream, parity: driver.launch(function, grid, stream, parameters)

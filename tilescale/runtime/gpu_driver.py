@@ -123,7 +123,7 @@ class RankDriver(CudaDriver):
     def resident_blocks(self, function: int, grid: Grid, stream: int) -> int:
         """Blocks of a launch that this rank's SMs hold at once; clusters do not reach over groups of SMs."""
         if grid.cluster > 1:
-            config = self.cluster_config(grid, stream)
+            config = self.launch_config(grid, stream)
             return grid.cluster * int(self._call(self._cu.cuOccupancyMaxActiveClusters(function, config)))
         return self.sms * self.blocks_per_sm(function, grid.threads, grid.shared_bytes)
 

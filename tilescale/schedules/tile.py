@@ -13,19 +13,19 @@ from tilescale.spec.op import Spec
 ROWS = 64              # of a product instruction
 ELEMENT_BYTES = 2      # of an operand
 BARRIER_BYTES = 8
+MAX_BUFFERS = 4
 WARPGROUP = 128
-LEAST_STAGED_BYTES = 64  # of a row, so that a store writes whole sectors
 SMALL_M = (8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
 class Staging:
-    """How results pass through shared memory: `columns` of 16 rows in a buffer, `buffers` a warp. `bulk`: sent by bulk
-    copies; without it they are stored from registers, and nothing is staged."""
+    """How results pass through shared memory: `columns` of 16 rows in a buffer, `buffers` a warp, `bytes` in all. Without
+    `staged` they are stored from registers."""
 
     columns: int
     buffers: int
-    bulk: bool
+    staged: bool
     bytes: int
 
 
@@ -80,24 +80,20 @@ def partial_bytes(spec: Spec, s: Schedule) -> int:
 
 
 def staging(spec: Spec, s: Schedule) -> Staging:
-    """As many columns at once as fit beside the stages; from registers where rows are not aligned to 16 bytes, where
-    nothing fits, or where the blocks of a cluster sum up."""
-    out = spec.output.itemsize
-    columns = spec.inputs[1].local_shape(0, spec.world)[1]
+    """One to MAX_BUFFERS buffers of 64 or 128 bytes a row, as fit beside the stages; from registers where rows are not
+    aligned to 16 bytes, or where the blocks of a cluster sum up."""
     if small_m(spec):
         return Staging(s.block_n, 1, False, partial_bytes(spec, s))
-    warps = 4 * consumers(spec, s)
-    room = (spec.topology.gpu.smem_bytes - _fixed_bytes(spec, s)) // warps
-    found = []
-    if columns * out % 16 == 0 and s.split_k == 1:
-        for parts in (1, 2, 4):
-            width = s.block_n // parts
-            buffer = 16 * (width * out + (32 if out == 4 else 16))
-            chunks = parts * max(1, s.block_m // ROWS // consumers(spec, s))
-            buffers = min(chunks, room // buffer)
-            if s.block_n % (8 * parts) == 0 and width * out % 16 == 0 and width * out >= LEAST_STAGED_BYTES and buffers > 0:
-                found.append((width * buffers, width, Staging(width, buffers, True, warps * buffers * buffer)))
-    return max(found, key=lambda each: each[:2])[2] if found else Staging(s.block_n, 1, False, 0)
+    out = spec.output.itemsize
+    columns = spec.inputs[1].local_shape(0, spec.world)[1]
+    if columns * out % 16 or s.split_k > 1:
+        return Staging(s.block_n, 1, False, 0)
+    warps, wide = 4 * consumers(spec, s), 128 // out
+    width = wide if s.block_n % wide == 0 else wide // 2
+    chunks = accumulators(spec, s) * 2 // width
+    room = (spec.topology.gpu.smem_bytes - _fixed_bytes(spec, s)) // (warps * 16 * width * out)
+    buffers = max(1, min(chunks, MAX_BUFFERS, room))
+    return Staging(width, buffers, True, warps * buffers * 16 * width * out)
 
 
 def shared_bytes(spec: Spec, s: Schedule) -> int:

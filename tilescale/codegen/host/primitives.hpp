@@ -88,6 +88,8 @@ void sync();
 void named_barrier(u32 id, u32 threads);
 void named_arrive(u32 id, u32 threads);
 void warp_sync();
+inline void grid_wait() {}
+inline void grid_go() {}
 template <int N>
 inline void reg_inc() {}
 template <int N>
@@ -223,6 +225,13 @@ inline u16 pack1(float value) {
 template <class T>
 inline u32 pack2(float low, float high) {
   return pack1<T>(low) | (static_cast<u32>(pack1<T>(high)) << 16);
+}
+
+inline u64 pair_bits(float low, float high) {
+  u32 bits[2];
+  __builtin_memcpy(bits, &low, 4);
+  __builtin_memcpy(bits + 1, &high, 4);
+  return bits[0] | static_cast<u64>(bits[1]) << 32;
 }
 
 // The log of the emulator. `log_wait` notes what a wait wants even where the counter is there already.

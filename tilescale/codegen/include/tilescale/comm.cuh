@@ -6,6 +6,7 @@ namespace ts {
 struct Maps {
   TensorMap a[3];  // own shard; gathered operand of even calls; of odd calls
   TensorMap b;
+  TensorMap out;
 };
 
 // What a block knows of its call.

@@ -14,8 +14,8 @@ template <class C> struct GemmLayout {
   static constexpr u32 a_bytes = C::block_m * C::block_k * 2;
   static constexpr u32 b_bytes = b_columns * C::block_k * 2;
   static constexpr u32 stage_bytes = a_bytes + b_bytes;
-  static constexpr u32 barrier_offset = C::num_stages * stage_bytes;
-  static constexpr u32 staging_offset = barrier_offset + (2 * C::num_stages * 8 + 15) / 16 * 16;
+  static constexpr u32 staging_offset = C::num_stages * stage_bytes;
+  static constexpr u32 barrier_offset = staging_offset + (C::store_staged ? consumers * 4 * Staging<C>::warp_bytes : 0u);
 };
 constexpr u32 kConsumersMeet = 1;  // a named barrier
 
@@ -107,6 +107,7 @@ TS_DEV void load_stage(const Maps& maps, const TensorMap* map_a, u8* stage, u64*
 template <class C> TS_DEV void gemm_producer(const Call& call, const Maps& maps, const Block& me, u8* smem, u64* full, u64* empty) {
   Ring<C::num_stages> ring;
   const KRange range = k_range<C>(call);
+  if constexpr (C::solo) grid_wait();
   for (u32 i = 0; i < me.num_steps; ++i) {
     const Step step = step_of<C>(call, me, i);
     if (step.kind == kSignal) continue;
@@ -189,8 +190,7 @@ TS_DEV void multiply_tile(const Call& call, const Step& step, float (&acc)[GemmL
 
 // All blocks of the cluster have this tile, each a part of its contraction, and no other.
 template <class C>
-TS_DEV void sum_tile(const Call& call, float (&acc)[GemmLayout<C>::subtiles][C::block_n / 2], u8* smem, u8* out, const Step& step,
-                     TilePosition tile) {
+TS_DEV void sum_tile(float (&acc)[GemmLayout<C>::subtiles][C::block_n / 2], u8* smem, const OutRows& out, TilePosition tile) {
   constexpr u32 kConsumers = GemmLayout<C>::consumers;
   const u32 warpgroup = thread() / 128 - 1;
   named_barrier(kConsumersMeet, kConsumers * 128);  // nobody reads the stages any more
@@ -198,11 +198,10 @@ TS_DEV void sum_tile(const Call& call, float (&acc)[GemmLayout<C>::subtiles][C::
   for (int s = 0; s < GemmLayout<C>::subtiles; ++s)
     put_partial<C>(acc[s], (float*)smem, (warpgroup * GemmLayout<C>::subtiles + s) * 64);
   cluster_sync();
-  reduce_partials<C>((const float*)smem, out, tile.m * C::block_m, step.rows, tile.n * C::block_n, call.args->n,
-                     thread() - 128, kConsumers * 128);
+  reduce_partials<C>((const float*)smem, out, tile.m * C::block_m, tile.n * C::block_n, thread() - 128, kConsumers * 128);
 }
 
-template <class C> TS_DEV void gemm_consumer(const Call& call, const Block& me, u8* smem, u64* full, u64* empty) {
+template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps, const Block& me, u8* smem, u64* full, u64* empty) {
   constexpr int kConsumers = GemmLayout<C>::consumers, kSubtiles = GemmLayout<C>::subtiles;
   const u32 warpgroup = thread() / 128 - 1;
   Ring<C::num_stages> ring;
@@ -220,17 +219,17 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Block& me, 
       }
       if (thread() == 128) signal_step(call, step, !signalled);
     } else {
-      u8* out = call.at(step.target, step.target_offset);
+      const OutRows out{call.at(step.target, step.target_offset), step.rows, call.args->n, step.per_call, step.counter};
       for_tiles<C>(call, step, me, [&](TilePosition tile) {
         float acc[kSubtiles][C::block_n / 2];
         multiply_tile<C>(call, step, acc, ring, smem, full, empty, range);
         if constexpr (C::splits) {
-          sum_tile<C>(call, acc, smem, out, step, tile);
+          sum_tile<C>(acc, smem, out, tile);
         } else {
 #pragma unroll
           for (int s = 0; s < kSubtiles; ++s)
-            store_rows<C>(acc[s], staging, out, tile.m * C::block_m + (warpgroup * kSubtiles + s) * 64, step.rows,
-                          tile.n * C::block_n, call.args->n);
+            store_rows<C>(acc[s], staging, &maps.out, out, tile.m * C::block_m + (warpgroup * kSubtiles + s) * 64,
+                          tile.n * C::block_n);
         }
       });
     }
@@ -245,6 +244,7 @@ template <class C> TS_DEV void gemm_role(const Call& call, const Maps& maps, con
   constexpr int kConsumers = GemmLayout<C>::consumers;
   u64* full = (u64*)(smem + GemmLayout<C>::barrier_offset);
   u64* empty = full + C::num_stages;
+  if constexpr (C::solo) grid_go();
   if (thread() == 0) {
     prefetch_map(&maps.a[0]);
     prefetch_map(&maps.b);
@@ -268,7 +268,7 @@ template <class C> TS_DEV void gemm_role(const Call& call, const Maps& maps, con
     }
   } else {
     if constexpr (kConsumers == 2) reg_inc<232>();
-    gemm_consumer<C>(call, me, smem, full, empty);
+    gemm_consumer<C>(call, maps, me, smem, full, empty);
   }
   if constexpr (C::clusters) {  // others of the cluster may still arrive at these barriers, or read these sums
     sync();

@@ -1,5 +1,6 @@
-// How tiles of a product leave the block: from registers through shared memory by bulk copies, one a row; straight from
-// registers where rows are not aligned; and the sum over the blocks of a cluster that share a contraction.
+// How tiles of a product leave the block: from registers through shared memory, by tensor stores or, where no map covers the
+// target, by wide ones; straight from registers where rows are not aligned. And the sum over the blocks of a cluster that
+// share a contraction.
 #pragma once
 
 namespace ts {
@@ -55,29 +56,35 @@ template <class C> TS_DEV void store_registers(const float (&acc)[C::block_n / 2
   }
 }
 
-// Where a warp stages its 16 rows, `store_columns` columns at a time, in `store_buffers` buffers that it uses in turn.
-// The pad behind a row keeps the fragments of a warp on different banks.
+// Where the rows of a product go: `base` and rows of `n` elements; in the map of the output, from row `first` of `shard`.
+struct OutRows {
+  u8* base;
+  u32 rows, n, first, shard;
+};
+
+// A warp passes its 16 rows through shared memory, `store_columns` columns (64 or 128 bytes) at a time, in `store_buffers`
+// buffers that it uses in turn. The layout is that of the 128-byte swizzle, which keeps the warp on different banks.
 template <class C> struct Staging {
   static constexpr u32 out_bytes = OutBytes<typename C::Out>::value;
-  static constexpr u32 pitch = C::store_columns * out_bytes + (out_bytes == 4 ? 32 : 16);
-  static constexpr u32 buffer_bytes = 16 * pitch;
+  static constexpr u32 row_bytes = C::store_columns * out_bytes;
+  static constexpr u32 buffer_bytes = 16 * row_bytes;
   static constexpr u32 warp_bytes = C::store_buffers * buffer_bytes;
   u8* buffers;      // of this warp
   u32 chunks = 0;   // staged so far
 };
+TS_DEV u32 swizzled(u32 offset) { return offset ^ ((offset >> 7 & 7u) << 4); }
 
 template <class C, int kFirst> TS_DEV void stage_chunk(const float (&acc)[C::block_n / 2], u8* buffer) {
+  constexpr u32 kBytes = Staging<C>::out_bytes;
   const u32 lane = thread() % 32;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    u8* row = buffer + (lane / 4 + half * 8) * Staging<C>::pitch;
 #pragma unroll
     for (int j = 0; j < C::store_columns / 8; ++j) {
       const int from = 4 * (kFirst / 8 + j) + 2 * half;
-      u8* to = row + (j * 8 + lane % 4 * 2) * Staging<C>::out_bytes;
+      u8* to = buffer + swizzled((lane / 4 + half * 8) * Staging<C>::row_bytes + (j * 8 + lane % 4 * 2) * kBytes);
       if constexpr (Same<typename C::Out, Fp32>::value) {
-        ((float*)to)[0] = acc[from];
-        ((float*)to)[1] = acc[from + 1];
+        *(u64*)to = pair_bits(acc[from], acc[from + 1]);
       } else {
         *(u32*)to = pack2<typename C::Out>(acc[from], acc[from + 1]);
       }
@@ -85,39 +92,56 @@ template <class C, int kFirst> TS_DEV void stage_chunk(const float (&acc)[C::blo
   }
 }
 
-// One chunk of columns of the warp's rows: waits until its buffer has been read, writes it, and sends a row a lane.
+// A staged chunk to memory by 16-byte stores: to any address, rows and columns clipped.
+template <class C> TS_DEV void copy_chunk(const u8* buffer, const OutRows& out, u32 row, u32 column) {
+  constexpr u32 kUnits = Staging<C>::row_bytes / 16, kElements = 16 / Staging<C>::out_bytes;
+  const u32 lane = thread() % 32;
+#pragma unroll
+  for (u32 i = 0; i < kUnits / 2; ++i) {
+    const u32 r = i * (32 / kUnits) + lane / kUnits, c = lane % kUnits;
+    const U128 held = *(const U128*)(buffer + swizzled(r * Staging<C>::row_bytes + c * 16));
+    if (row + r < out.rows && column + c * kElements < out.n)
+      store((U128*)(out.base + ((u64)(row + r) * out.n + column) * Staging<C>::out_bytes + c * 16), held);
+  }
+}
+
 template <class C, int kFirst>
-TS_DEV void store_chunk(const float (&acc)[C::block_n / 2], Staging<C>& staging, u8* out, u32 row, u32 rows, u32 column, u32 n) {
+TS_DEV void store_chunk(const float (&acc)[C::block_n / 2], Staging<C>& staging, const TensorMap* map, const OutRows& out, u32 row,
+                        u32 column) {
   u8* buffer = staging.buffers + staging.chunks % C::store_buffers * Staging<C>::buffer_bytes;
   ++staging.chunks;
-  bulk_wait_read<C::store_buffers - 1>();
-  warp_sync();
+  if constexpr (C::store_tensor) bulk_wait_read<C::store_buffers - 1>();
+  warp_sync();  // nobody reads this buffer any more
   stage_chunk<C, kFirst>(acc, buffer);
-  fence_async_smem();
-  warp_sync();
-  const u32 lane = thread() % 32, first = column + kFirst;
-  if (lane < 16 && row + lane < rows && first < n) {
-    const u32 width = n - first < C::store_columns ? n - first : C::store_columns;
-    bulk_store(out + ((u64)(row + lane) * n + first) * Staging<C>::out_bytes, buffer + lane * Staging<C>::pitch,
-               width * Staging<C>::out_bytes);
+  if constexpr (C::store_tensor) {
+    fence_async_smem();
+    warp_sync();
+    if (thread() % 32 == 0) {
+      if (row < out.rows && column + kFirst < out.n)
+        tma_store_3d(map, buffer, (int)(column + kFirst), (int)(out.first + row), (int)out.shard);
+      bulk_commit();
+    }
+  } else {
+    warp_sync();
+    copy_chunk<C>(buffer, out, row, column + kFirst);
   }
-  bulk_commit();
 }
 
 template <class C, int kFirst>
-TS_DEV void store_chunks(const float (&acc)[C::block_n / 2], Staging<C>& staging, u8* out, u32 row, u32 rows, u32 column, u32 n) {
-  store_chunk<C, kFirst>(acc, staging, out, row, rows, column, n);
-  if constexpr (kFirst + C::store_columns < C::block_n)
-    store_chunks<C, kFirst + C::store_columns>(acc, staging, out, row, rows, column, n);
+TS_DEV void store_chunks(const float (&acc)[C::block_n / 2], Staging<C>& staging, const TensorMap* map, const OutRows& out, u32 row,
+                         u32 column) {
+  store_chunk<C, kFirst>(acc, staging, map, out, row, column);
+  if constexpr (kFirst + C::store_columns < C::block_n) store_chunks<C, kFirst + C::store_columns>(acc, staging, map, out, row, column);
 }
 
-// 64 rows of a tile by a warpgroup, from `row` of `rows`. Bulk stores go on while the next tile is multiplied.
+// 64 rows of a tile by a warpgroup, from `row` of the segment. Tensor stores go on while the next tile is multiplied.
 template <class C>
-TS_DEV void store_rows(const float (&acc)[C::block_n / 2], Staging<C>& staging, u8* out, u32 row, u32 rows, u32 column, u32 n) {
-  if constexpr (C::store_bulk) {
-    store_chunks<C, 0>(acc, staging, out, row + thread() % 128 / 32 * 16, rows, column, n);
+TS_DEV void store_rows(const float (&acc)[C::block_n / 2], Staging<C>& staging, const TensorMap* map, const OutRows& out, u32 row,
+                       u32 column) {
+  if constexpr (C::store_staged) {
+    store_chunks<C, 0>(acc, staging, map, out, row + thread() % 128 / 32 * 16, column);
   } else {
-    store_registers<C>(acc, out, row, rows, column, n);
+    store_registers<C>(acc, out.base, row, out.rows, column, out.n);
   }
 }
 
@@ -157,13 +181,13 @@ template <int kParts> TS_DEV Sums sum_parts(const float* own) {
 // Sums this block's share of the tile over all blocks of the cluster, in their order, and stores it. `thread_index` of
 // `threads` work together.
 template <class C>
-TS_DEV void reduce_partials(const float* partial, u8* out, u32 row, u32 rows, u32 column, u32 n, u32 thread_index, u32 threads) {
+TS_DEV void reduce_partials(const float* partial, const OutRows& out, u32 row, u32 column, u32 thread_index, u32 threads) {
   constexpr u32 kFours = C::block_n / 4;
 #pragma unroll 4
   for (u32 i = cluster_rank() * threads + thread_index; i < C::block_m * kFours; i += C::split_k * threads) {
     const u32 r = i / kFours, c = i % kFours * 4;
     const Sums sum = sum_parts<C::split_k>(partial + r * Partial<C>::pitch + c);
-    if (row + r < rows) store_four<typename C::Out>(out, row + r, column + c, n, sum);
+    if (row + r < out.rows) store_four<typename C::Out>(out.base, row + r, column + c, out.n, sum);
   }
 }
 

@@ -29,6 +29,10 @@ TS_DEV void warp_sync() { __syncwarp(); }
 template <int N> TS_DEV void reg_inc() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> TS_DEV void reg_dec() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 
+// Kernels of one stream that may overlap: waits for the end of those before; lets the next one start its blocks.
+TS_DEV void grid_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+TS_DEV void grid_go() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
 // The emulator logs memory accesses under the step between these, and what a wait is for.
 TS_DEV void step_begin(u32) {}
 TS_DEV void step_end() {}
@@ -246,6 +250,7 @@ template <> TS_DEV u32 pack2<Fp16>(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
   return v;
 }
+TS_DEV u64 pair_bits(float low, float high) { return (u64)__float_as_uint(low) | (u64)__float_as_uint(high) << 32; }
 template <class T> TS_DEV u16 pack1(float v) { return (u16)pack2<T>(v, 0.f); }
 
 }  // namespace ts

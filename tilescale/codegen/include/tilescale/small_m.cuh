@@ -25,6 +25,7 @@ template <class C> TS_DEV void small_producer(const Call& call, const Maps& maps
   constexpr u32 kStageBytes = SmallLayout<C>::b_bytes + SmallLayout<C>::a_bytes;
   Ring<C::num_stages> ring;
   const KRange range = k_range<C>(call);
+  if constexpr (C::solo) grid_wait();
   for (u32 i = 0; i < me.num_steps; ++i) {
     const Step step = step_of<C>(call, me, i);
     step_begin(step.id);
@@ -118,6 +119,7 @@ template <class C> TS_DEV void small_consumer(const Call& call, const Block& me,
 template <class C> TS_DEV void small_role(const Call& call, const Maps& maps, const Block& me, u8* smem) {
   u64* full = (u64*)(smem + SmallLayout<C>::barrier_offset);
   u64* empty = full + C::num_stages;
+  if constexpr (C::solo) grid_go();
   if (thread() == 0) {
     prefetch_map(&maps.a[0]);
     prefetch_map(&maps.b);
