@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tilescale.codegen.program import (
     COUNTER_BYTES,
@@ -35,15 +35,17 @@ from tilescale.codegen.table import (
     StepRow,
 )
 from tilescale.errors import PlanError
+from tilescale.schedules import tile
 from tilescale.schedules.gather import SIGNAL_THREADS
 from tilescale.schedules.lower import lower
 from tilescale.schedules.plan import Copy, Gemm, Launch, Plan, Region, Role, Signal, Step, Sum, Wait
 from tilescale.schedules.schedule import Schedule
-from tilescale.schedules.sums import summed, sums
+from tilescale.schedules.sums import summed
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec
 
 NO_STEP = 0xFFFFFFFF
+PRODUCTS = ("gemm", "fused", "small_m")  # families of kernels that multiply
 ELEMENTS = {"bfloat16": "ts::Bf16", "float16": "ts::Fp16", "float32": "ts::Fp32"}
 
 
@@ -76,7 +78,7 @@ class _Emitter:
         placed, counters_offset, total = _layout(plan)
         ranks = tuple(tuple(self._launches(rank)) for rank in range(plan.world))
         n, k = self._product()
-        generated = any(launch.family in ("gemm", "fused") for launch in plan.ranks[0])
+        generated = any(launch.family in PRODUCTS for launch in plan.ranks[0])
         return Program(
             op=plan.op, world=plan.world, kernels=tuple(self.kernels), slots=self.slots, placed=placed,
             counters=plan.counters, counters_offset=counters_offset, workspace_bytes=total,
@@ -133,13 +135,16 @@ class _Emitter:
             first = len(rows)
             rows += self._rows(rank, role, number)
             number += len(role.steps)
-            kind = ROLE_GEMM if launch.family == "gemm" or any(isinstance(s, Gemm) for s in role.steps) else ROLE_COPY
+            multiplies = launch.family in ("gemm", "small_m") or any(isinstance(s, Gemm) for s in role.steps)
+            kind = ROLE_GEMM if multiplies else ROLE_COPY
             blocks += [BlockRow(kind, first, len(rows) - first, i, role.blocks) for i in range(role.blocks)]
-            participants += role.blocks * (1 + self.schedule.block_m // 64 if kind == ROLE_GEMM else 1)
+            participants += role.blocks
         return ProgramLaunch(
             launch.name, launch.stream, launch.after, begin, kernel=self._kernel(launch), blocks=launch.blocks,
-            threads=launch.threads, shared_bytes=launch.shared_bytes, steps=b"".join(r.pack() for r in rows).hex(),
-            block_rows=b"".join(b.pack() for b in blocks).hex(), participants=participants if last else 0)
+            threads=launch.threads, shared_bytes=launch.shared_bytes, cluster=launch.cluster, early=self.spec.local,
+            steps=b"".join(r.pack() for r in rows).hex(),
+            block_rows=b"".join(b.pack() for b in blocks).hex(),
+            participants=participants if last and not self.spec.local else 0)  # without counters there is no epoch
 
     def _rows(self, rank: int, role: Role, number: int) -> list[StepRow]:
         rows, tiles = [], 0
@@ -150,7 +155,8 @@ class _Emitter:
                 rows += [StepRow(KIND_SOURCE, NO_STEP, source=self._slot(source, rank), counter=source.rank,
                                  value=step.dst.rank, source_offset=source.offset) for source in step.srcs]
             if isinstance(step, Gemm):
-                tiles += -(-step.m // self.schedule.block_m) * -(-step.n // self.schedule.block_n)
+                s = self.schedule
+                tiles += -(-step.m // (s.block_m * s.cluster_m)) * -(-step.n // s.block_n)
         return rows
 
     def _row(self, rank: int, step: Step, number: int, tiles: int) -> StepRow:
@@ -170,11 +176,12 @@ class _Emitter:
         if not isinstance(step, Gemm):
             raise PlanError("a kernel family carries out every step", type(step).__name__, "lower it to copies")
         shard, offset = divmod(step.a.offset, self._map_bytes())
+        out_shard, out_offset = divmod(step.out.offset, self._out_shard_bytes())
         return StepRow(
-            KIND_GEMM, number, source=0 if step.a.buffer == "a" else 1, target=self._slot(step.out, rank),
-            counter=rank, per_call=step.out.rank, value=self.versions[step.a.buffer], rows=step.m,
-            source_offset=offset // self.plan.goal.row_bytes,
-            target_offset=step.out.offset, size=shard, first_tile=tiles)
+            KIND_GEMM, number, counter=out_shard, per_call=out_offset // self.plan.goal.product_row_bytes,
+            source=0 if step.a.buffer == "a" else 1, target=self._slot(step.out, rank),
+            value=self.versions[step.a.buffer], rows=step.m, source_offset=offset // self.plan.goal.row_bytes,
+            target_offset=step.out.offset, size=shard, first_tile=tiles, peer=step.out.rank)
 
     def _copy_call(self, rank: int, step: Step) -> CopyCall:
         if not isinstance(step, Copy):
@@ -187,7 +194,7 @@ class _Emitter:
             raise PlanError("a library call multiplies", type(step).__name__, "lower the step to blocks")
         goal = self.plan.goal
         return GemmCall(step.a.buffer, step.a.offset // goal.row_bytes, step.out.offset // goal.product_row_bytes,
-                        step.m, step.n, step.k, step.out.buffer, product_dtype(self.spec))
+                        step.m, step.n, step.k, step.out.buffer, tile.product_dtype(self.spec))
 
     # -- what the tables refer to --------------------------------------------------------------------------------------
     def _slot(self, region: Region, rank: int) -> int:
@@ -203,12 +210,18 @@ class _Emitter:
         goal = self.plan.goal
         return goal.starts[-1] if goal.reduces else goal.starts[1] - goal.starts[0]
 
+    def _out_shard_bytes(self) -> int:
+        """Bytes of the rows of the output that one shard of the operand becomes."""
+        goal = self.plan.goal
+        return self._map_bytes() // goal.row_bytes * goal.product_row_bytes
+
     def _product(self) -> tuple[int, int]:
         step = next((s for launch in self.plan.ranks[0] for s in launch.steps if isinstance(s, Gemm)), None)
         return (step.n, step.k) if step else (0, 0)
 
     def _maps(self) -> tuple[TensorMapSpec, ...]:
-        """A own, A gathered (a map a version), B. Boxes are 64 elements (128 bytes, the swizzle's width) wide."""
+        """A own, A gathered (a map a version), B, the output. Boxes of operands are 64 elements (128 bytes, the swizzle's
+        width) wide."""
         s, goal = self.schedule, self.plan.goal
         n, k = self._product()
         a, b = self.spec.inputs[0], self.spec.inputs[1]
@@ -221,10 +234,16 @@ class _Emitter:
         gathered = [operand("gather", v, self.plan.world) for v in range(self.versions.get("gather", 0))]
         gathered += [*gathered, own, own][: 2 - len(gathered)]
         if b.order == "col":
-            map_b = TensorMapSpec("b", 0, (k, n), (k * b.itemsize,), (64, s.block_n), b.dtype)
+            map_b = TensorMapSpec("b", 0, (k, n), (k * b.itemsize,), (64, s.block_n // s.cluster_m), b.dtype)
         else:
-            map_b = TensorMapSpec("b", 0, (n, k), (n * b.itemsize,), (64, s.block_k), b.dtype)
-        return (own, *gathered, map_b)
+            map_b = TensorMapSpec("b", 0, (n, k), (n * b.itemsize,), (64, s.block_k // s.cluster_m), b.dtype)
+        staging = tile.staging(self.spec, s)
+        map_out = own  # where nothing is stored through it
+        if staging.staged and _through_map(self.plan.ranks[0]):
+            shards = self.plan.buffer("out").size // self._out_shard_bytes()
+            map_out = TensorMapSpec("out", 0, (n, rows, shards), (goal.output_row_bytes, self._out_shard_bytes()),
+                                    (staging.columns, 16, 1), self.spec.output.dtype)
+        return (own, *gathered, map_b, map_out)
 
 
 def _slots(plan: Plan) -> Iterator[Slot]:
@@ -261,20 +280,21 @@ def _copy_unit(launch: Launch) -> int:
     return unit
 
 
-def product_dtype(spec: Spec) -> str:
-    """Element type that a product is stored in: the output's, or that of the parts of a sum."""
-    return summed(spec).element if sums(spec) else spec.output.dtype
+def _through_map(launches: Iterable[Launch]) -> bool:
+    """Whether products are stored in the output, of which there is a tensor map."""
+    return all(step.out.buffer == "out" for launch in launches for step in launch.steps if isinstance(step, Gemm))
 
 
 def kernel_text(spec: Spec, schedule: Schedule, launch: Launch) -> Kernel:
     """The text of a launch: one struct of constants, one a line, and the entry point."""
     copies = launch.family in ("copy", "fused", "signal", "sum")
-    multiplies = launch.family in ("gemm", "fused")
+    multiplies = launch.family in PRODUCTS
     config = dict(TRANSPORTS["peer_copy"].config)
     if launch.family != "signal" and TRANSPORTS[schedule.transport].agent == "blocks":
         config = dict(TRANSPORTS[schedule.transport].config)
     constants: dict[str, int | bool] = {
-        "threads": launch.threads, "has_copy": copies, "has_gemm": multiplies, "has_sum": launch.family == "sum",
+        "threads": launch.threads, "has_copy": copies, "has_gemm": multiplies,
+        "has_small_m": launch.family == "small_m", "has_sum": launch.family == "sum", "solo": spec.local and multiplies,
         "copy_tma": copies and "copy_tile_bytes" in config,
         "copy_unit": _copy_unit(launch) if copies else 16,
         "copy_unroll": config.get("copy_unroll", 1) if copies else 1,
@@ -286,14 +306,20 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch) -> Kernel:
     remote = any(isinstance(step, Gemm) and step.out.rank != step.a.rank for step in launch.steps)
     constants["link_clock"] = (copies or remote) and link_fs_per_byte(spec) > 0
     if multiplies:
+        staging = tile.staging(spec, schedule)
         constants |= {name: getattr(schedule, name) for name in
-                      ("block_m", "block_n", "block_k", "num_stages", "raster_group")}
-        constants["b_row_major"] = spec.inputs[1].order == "row"
+                      ("block_m", "block_n", "block_k", "num_stages", "raster_group", "cluster_m", "split_k")}
+        constants |= {
+            "clusters": launch.cluster > 1, "splits": schedule.split_k > 1, "b_row_major": spec.inputs[1].order == "row",
+            "in_flight": tile.consumers(spec, schedule) == 1, "store_staged": staging.staged,
+            "store_tensor": staging.staged and _through_map([launch]),
+            "store_columns": staging.columns, "store_buffers": staging.buffers}
     entry = f"tilescale_{launch.family}"
     lines = [f"  static constexpr {'bool' if isinstance(v, bool) else 'int'} {name} = {str(v).lower()};"
              for name, v in constants.items()]
     if multiplies:
-        lines += [f"  using Element = {ELEMENTS[spec.inputs[0].dtype]};", f"  using Out = {ELEMENTS[product_dtype(spec)]};"]
+        out = ELEMENTS[tile.product_dtype(spec)]
+        lines += [f"  using Element = {ELEMENTS[spec.inputs[0].dtype]};", f"  using Out = {out};"]
     elif launch.family == "sum":
         lines += [f"  using Part = {ELEMENTS[summed(spec).element]};", f"  using Out = {ELEMENTS[spec.output.dtype]};"]
     text = "\n".join(["#include <tilescale/kernels.cuh>", "", "struct Config {", *lines, "};", "",

@@ -86,7 +86,8 @@ class ProgramLaunch:
     """One launch of one rank; exactly one of `kernel` (index into Program.kernels), `copy` and `gemm` is set.
 
     `first_step`: number of its first step in the plan of the rank. `participants`: who must finish before the call is
-    complete, 0 in launches that are not the last.
+    complete, 0 in launches that are not the last. `cluster`: blocks of a cluster. `early`: its blocks
+    may start before the launch before it has ended, since they wait for that themselves.
     """
 
     name: str
@@ -100,6 +101,8 @@ class ProgramLaunch:
     steps: str = ""
     block_rows: str = ""
     participants: int = 0
+    cluster: int = 1
+    early: bool = False
     copy: CopyCall | None = None
     gemm: GemmCall | None = None
 
@@ -109,8 +112,8 @@ class Program:
     """Everything to launch a schedule. Tables are hex text, so that the value survives JSON.
 
     `slots`: the pointers in order. `placed`, `counters`: layout of a rank's workspace (see `workspace_bytes`).
-    `maps`: A own, A gathered of even and odd calls, B; empty where nothing generated multiplies. `link_fs_per_byte`: in
-    the scale model, how long a byte takes a link, in femtoseconds; else 0.
+    `maps`: A own, A gathered of even and odd calls, B, the output; empty where nothing generated multiplies.
+    `link_fs_per_byte`: in the scale model, how long a byte takes a link, in femtoseconds; else 0.
     """
 
     op: str

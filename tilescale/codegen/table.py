@@ -12,7 +12,7 @@ MAX_RANKS = 72
 STEP = struct.Struct("<8I3Q2I")
 BLOCK = struct.Struct("<8I")
 STATE = struct.Struct("<8I")
-ARGUMENTS = struct.Struct(f"<{MAX_SLOTS}Q{MAX_SLOTS}Q{MAX_RANKS}Q4Q4IQ")
+ARGUMENTS = struct.Struct(f"<{MAX_SLOTS}Q{MAX_SLOTS}Q{MAX_RANKS}Q4Q4IQ{STEP.size}s")
 
 KIND_COPY, KIND_SIGNAL, KIND_WAIT, KIND_GEMM, KIND_RESERVE, KIND_PACE, KIND_SUM, KIND_SOURCE = 1, 2, 3, 4, 5, 6, 7, 8
 MAX_LANES = 8
@@ -35,10 +35,11 @@ class StepRow:
     target_offset: int = 0
     size: int = 0
     first_tile: int = 0
+    peer: int = 0
 
     def pack(self) -> bytes:
         return STEP.pack(self.kind, self.id, self.source, self.target, self.counter, self.value, self.per_call,
-                         self.rows, self.source_offset, self.target_offset, self.size, self.first_tile, 0)
+                         self.rows, self.source_offset, self.target_offset, self.size, self.first_tile, self.peer)
 
 
 @dataclass(frozen=True)
@@ -78,11 +79,12 @@ def unpack_state(data: bytes) -> tuple[int, Failure | None]:
 
 def pack_arguments(
     bases: Sequence[int], strides: Sequence[int], counters: Sequence[int], *, state: int, steps: int, blocks: int,
-    time_limit_ns: int, rank: int, last: int, n: int, k: int, link_fs_per_byte: int = 0,
+    time_limit_ns: int, rank: int, last: int, n: int, k: int, link_fs_per_byte: int = 0, only: bytes = b"",
 ) -> bytes:
-    """The kernel argument: addresses of slots, counters of ranks, tables and sizes."""
+    """The kernel argument: addresses of slots, counters of ranks, tables and sizes. `only`: the first row of the table of
+    steps, which a launch with a single one takes from here."""
     def padded(values: Sequence[int], size: int) -> list[int]:
         return [*values, *([0] * (size - len(values)))]
 
     return ARGUMENTS.pack(*padded(bases, MAX_SLOTS), *padded(strides, MAX_SLOTS), *padded(counters, MAX_RANKS),
-                          state, steps, blocks, time_limit_ns, rank, last, n, k, link_fs_per_byte)
+                          state, steps, blocks, time_limit_ns, rank, last, n, k, link_fs_per_byte, only[: STEP.size])

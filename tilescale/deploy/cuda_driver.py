@@ -174,7 +174,33 @@ class CudaDriver:
     def copy_to_pinned(self, pinned: int, source: int, size: int, stream: int) -> None:
         self._call(self._cu.cuMemcpyDtoHAsync(pinned, source, size, stream))
 
+    def launch_config(self, grid: Grid, stream: int) -> Any:
+        """The launch configuration of a grid, with its attributes."""
+        cu = self._cu
+        attributes = []
+        if grid.cluster > 1:
+            attribute = cu.CUlaunchAttribute()
+            attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            size = attribute.value.clusterDim
+            size.x, size.y, size.z = grid.cluster, 1, 1
+            attributes.append(attribute)
+        if grid.early:
+            attribute = cu.CUlaunchAttribute()
+            attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            attributes.append(attribute)
+        config = cu.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid.blocks, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = grid.threads, 1, 1
+        config.sharedMemBytes, config.hStream = grid.shared_bytes, cu.CUstream(stream)
+        config.attrs, config.numAttrs = attributes, len(attributes)
+        return config
+
     def launch(self, function: int, grid: Grid, stream: int, parameters: KernelParameters) -> None:
+        if grid.cluster > 1 or grid.early:
+            config = self.launch_config(grid, stream)
+            self._call(self._cu.cuLaunchKernelEx(config, function, parameters.address, 0))
+            return
         self._call(self._cu.cuLaunchKernel(
             function, grid.blocks, 1, 1, grid.threads, 1, 1, grid.shared_bytes, stream, parameters.address, 0))
 

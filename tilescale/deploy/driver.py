@@ -10,7 +10,7 @@ from tilescale.codegen.program import TensorMapSpec
 from tilescale.errors import TilescaleError
 
 MAP_BYTES = 128
-MAPS = 4
+MAPS = 5
 
 
 class DriverError(TilescaleError):
@@ -62,11 +62,14 @@ class KernelParameters:
 
 @dataclass(frozen=True)
 class Grid:
-    """Blocks, threads of a block, and bytes of its dynamic shared memory."""
+    """Blocks, threads of a block, bytes of its dynamic shared memory, and blocks of a cluster. `early`: blocks may start
+    before the kernel before has ended (they wait for it themselves)."""
 
     blocks: int
     threads: int
     shared_bytes: int
+    cluster: int = 1
+    early: bool = False
 
 
 class Driver(Protocol):

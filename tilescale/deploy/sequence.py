@@ -149,7 +149,7 @@ class LaunchSequence:
     def _kernel(self, launch: ProgramLaunch, kernel: int) -> Start:
         program, driver = self._program, self._driver
         function = self._modules.function(program.kernels[kernel], launch.shared_bytes)
-        grid = Grid(launch.blocks, launch.threads, launch.shared_bytes)
+        grid = Grid(launch.blocks, launch.threads, launch.shared_bytes, launch.cluster, launch.early)
         parameters = self._pack(launch)
         self._parameters.append(parameters)
         return lambda stream, parity: driver.launch(function, grid, stream, parameters)
@@ -162,7 +162,7 @@ class LaunchSequence:
             [workspace.stride(slot.buffer) for slot in program.slots], workspace.counters, state=workspace.state,
             steps=self._tables.get(launch.steps, 0), blocks=self._tables.get(launch.block_rows, 0),
             time_limit_ns=self._time_limit_ns, rank=workspace.rank, last=launch.participants, n=program.n, k=program.k,
-            link_fs_per_byte=program.link_fs_per_byte)
+            link_fs_per_byte=program.link_fs_per_byte, only=bytes.fromhex(launch.steps))
         parameters = KernelParameters(arguments, len(program.slots))
         for index, spec in enumerate(program.maps):
             if spec.buffer in workspace:

@@ -58,8 +58,10 @@ class Timing:
 
 def names_for(spec: Spec) -> tuple[str, ...]:
     """The baselines that make sense for a spec."""
+    if spec.local:
+        return ("compute_only",)
     own = ("unfused", "compute_only") if spec.operation.compute == "gemm" else ("unfused",)
-    if spec.local or spec.topology.kind == "scale_model":
+    if spec.topology.kind == "scale_model":
         return own  # a peer's copies are not charged to the link clock
     return (*own, "nccl+cublas") if spec.topology.kind == "real" else (*own, *SYMM_MEM.get(kind_of(spec), ()))
 

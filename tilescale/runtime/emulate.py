@@ -164,7 +164,7 @@ class Run:
             state=self.memory[rank][".state"].address, steps=self.memory[rank][f".steps.{launch.name}"].address,
             blocks=self.memory[rank][f".blocks.{launch.name}"].address, time_limit_ns=TIME_LIMIT_NS, rank=rank,
             last=launch.participants, n=self.program.n, k=self.program.k,
-            link_fs_per_byte=self.program.link_fs_per_byte)
+            link_fs_per_byte=self.program.link_fs_per_byte, only=bytes.fromhex(launch.steps))
 
     def _maps(self, rank: int) -> bytes:
         return b"".join(self._map(rank, m) for m in self.program.maps)
@@ -172,7 +172,7 @@ class Run:
     def _map(self, rank: int, m: TensorMapSpec) -> bytes:
         stride = next((p.stride for p in self.program.placed if p.buffer == m.buffer), 0)
         base = self.memory[rank][m.buffer].address + m.version * stride
-        return tensor_map(base, m.sizes, m.strides_bytes, m.box, 2)
+        return tensor_map(base, m.sizes, m.strides_bytes, m.box, 4 if m.element == "float32" else 2)
 
     # -- graph ---------------------------------------------------------------------------------------------------------
     def _call(self, call: int) -> None:
@@ -223,7 +223,7 @@ class Run:
         kernel = self.program.kernels[launch.kernel]
         return machine.add_kernel(
             rank, launch.name, self.libraries[launch.kernel], kernel.entry, self._arguments(rank, launch),
-            self._maps(rank), launch.blocks, launch.threads, launch.shared_bytes, after, call)
+            self._maps(rank), launch.blocks, launch.threads, launch.shared_bytes, after, call, cluster=launch.cluster)
 
     # -- values --------------------------------------------------------------------------------------------------------
     def _values(self, exact: bool) -> tuple[list[dict[str, bytes]], list[Wanted]]:

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable
 
 from tilescale.deploy.cuda_driver import CudaDriver
+from tilescale.deploy.driver import Grid
 from tilescale.runtime import green
 from tilescale.runtime.arena import Arena
 
@@ -115,9 +116,16 @@ class RankDriver(CudaDriver):
         self._call(self._cu.cuKernelSetAttribute(limit, size, function, self._device))
 
     # -- kernels -------------------------------------------------------------------------------------------------------
-    def resident_blocks(self, function: int, threads: int, shared_bytes: int) -> int:
+    def blocks_per_sm(self, function: int, threads: int, shared_bytes: int) -> int:
         """Blocks of a kernel that one SM holds at once."""
         return int(self._call(self._cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, threads, shared_bytes)))
+
+    def resident_blocks(self, function: int, grid: Grid, stream: int) -> int:
+        """Blocks of a launch that this rank's SMs hold at once; clusters do not reach over groups of SMs."""
+        if grid.cluster > 1:
+            config = self.launch_config(grid, stream)
+            return grid.cluster * int(self._call(self._cu.cuOccupancyMaxActiveClusters(function, config)))
+        return self.sms * self.blocks_per_sm(function, grid.threads, grid.shared_bytes)
 
     def launch_struct(self, function: int, blocks: int, threads: int, shared: int, stream: int,
                       argument: ctypes.Structure) -> None:

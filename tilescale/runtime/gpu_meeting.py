@@ -86,7 +86,7 @@ class Meeting:
     def spin_fits(self, shared_bytes: int) -> int:
         """Blocks of the spin kernel that one SM holds: the proof is one of one-per-SM blocks only where this is 1."""
         self._driver.set_shared_bytes(self._spin, shared_bytes)
-        return self._driver.resident_blocks(self._spin, SPIN_THREADS, shared_bytes)
+        return self._driver.blocks_per_sm(self._spin, SPIN_THREADS, shared_bytes)
 
 
 def make_argument(addresses: Sequence[int], rank: int, common_clock: bool, time_limit_s: float) -> Argument:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tilescale.codegen.program import Kernel, Program
+from tilescale.deploy.driver import Grid
 from tilescale.deploy.launch import OperationFailed
 from tilescale.deploy.library import TorchLibrary
 from tilescale.deploy.modules import Modules
@@ -200,10 +201,12 @@ class GpuRank:
             if launch.kernel is None:
                 continue
             function = modules.function(program.kernels[launch.kernel], launch.shared_bytes)
-            fits = driver.resident_blocks(function, launch.threads, launch.shared_bytes)
-            if launch.blocks > fits * driver.sms:
+            grid = Grid(launch.blocks, launch.threads, launch.shared_bytes, launch.cluster)
+            fits = driver.resident_blocks(function, grid, self._device.stream)
+            if launch.blocks > fits:
                 raise RunnerError(f"the blocks of launch {launch.name} are resident together on {driver.sms} SMs",
-                                  f"{launch.blocks} blocks, {fits} an SM", "use fewer communication blocks")
+                                  f"{launch.blocks} blocks in clusters of {launch.cluster}, {fits} fit",
+                                  "use fewer communication blocks, or a smaller cluster")
         return b""
 
     def _time(self, race: gpu_job.Race, recordings: Sequence[tuple[Timed, Any]]) -> list[dict[str, list[float]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, replace
 
+from tilescale.schedules import tile
 from tilescale.schedules.lower import lower
 from tilescale.schedules.plan import Launch, Plan, Role, Signal
 from tilescale.schedules.schedule import Schedule
@@ -39,12 +40,30 @@ def scaled(spec: Spec, schedule: Schedule) -> Scaled:
         return Scaled(spec, schedule, plan if threads <= SMALL_THREADS else _on_few_blocks(spec, schedule), False)
     gang = min(2, schedule.num_comm_blocks // schedule.depth) if schedule.num_comm_blocks else 0
     chunks = _chunks(spec, schedule)
+    if spec.local:
+        return _scaled_local(spec, schedule)
     unit = schedule.block_m or COPY_ROWS
     rows = chunks * unit - unit // 2 + 8 if chunks > 1 else unit + unit // 2 + 8
     small = replace(schedule, num_comm_blocks=gang * schedule.depth,
                     chunk_rows=0 if schedule.overlap == "none" else unit if chunks > 1 else 2 * unit)
     small_spec = _resized(spec, rows, schedule)
     return Scaled(small_spec, small, _on_few_blocks(small_spec, small), True)
+
+
+def _scaled_local(spec: Spec, schedule: Schedule) -> Scaled:
+    """Two rows and two columns of tiles, with tails."""
+    unit = schedule.block_m or COPY_ROWS
+    a, b = spec.inputs
+    local = (
+        unit - 3 if tile.small_m(spec) else unit * schedule.cluster_m + unit // 2 + 8,
+        (schedule.block_n or 16) + 24,
+        2 * (schedule.block_k or 16) * schedule.split_k + 24,
+    )
+    held = (a.local_shape(0, spec.world), b.local_shape(0, spec.world))
+    m, n, k = (size * (whole // part) for size, whole, part in zip(
+        local, (a.sizes[0], b.sizes[1], a.sizes[1]), (held[0][0], held[1][1], held[0][1]), strict=True))
+    small = _with(spec, ((m, k), (k, n)), (m, n))
+    return Scaled(small, schedule, _on_few_blocks(small, schedule), True)
 
 
 def _is_small(spec: Spec, schedule: Schedule) -> bool:
@@ -134,6 +153,7 @@ def _signals(role: Role) -> bool:
 
 def _fewer(launch: Launch) -> Launch:
     """Gangs of two working blocks, where nobody counts their signals."""
+    most = WORK_BLOCKS * launch.cluster
     return replace(launch, roles=tuple(
-        replace(role, blocks=min(role.blocks, WORK_BLOCKS)) if _works(role) and not _signals(role) else role
+        replace(role, blocks=min(role.blocks, most)) if _works(role) and not _signals(role) else role
         for role in launch.roles))

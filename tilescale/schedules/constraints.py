@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
+from tilescale.schedules import tile
 from tilescale.schedules.knob import BY_NAME
-from tilescale.schedules.lower import gemm_shared_bytes
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import geometry_of, summed, sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec
 
 MAX_CHUNKS = 64
+MAX_ACCUMULATORS = 192
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ def _gathered_bytes(spec: Spec) -> int:
     gathered = spec.inputs[0]
     shard = _local_rows(spec)[0] * _row_bytes(spec)
     local = [t.itemsize * math.prod(t.local_shape(0, spec.world)) for t in (*spec.inputs, spec.output)]
+    if spec.local:
+        return sum(local)
     return sum(local) + 2 * gathered.nbytes + 2 * shard
 
 
@@ -148,6 +151,39 @@ def _index_range(spec: Spec, s: Schedule) -> bool:
     return max(m, n, k) < 2**31 and (-(-m // s.block_m)) * (-(-n // s.block_n)) < 2**31
 
 
+def _rows_suit_tile(spec: Spec, s: Schedule) -> bool:
+    if not _generated(spec, s):
+        return True
+    if tile.small_m(spec):
+        return s.block_m == tile.padded_rows(_local_rows(spec)[0]) and s.block_n in (64, 128)
+    return s.block_m >= tile.ROWS
+
+
+def _raster_matters(spec: Spec, s: Schedule) -> bool:
+    """Of group sizes that hold all rows of tiles, the smallest alone is taken."""
+    if not spec.local or not _generated(spec, s):
+        return True
+    rows = -(-_local_rows(spec)[0] // (s.block_m * s.cluster_m))
+    smaller = [int(v) for v in BY_NAME["raster_group"].domain if int(v) < s.raster_group]
+    return not smaller or smaller[-1] < rows
+
+
+def _deep_enough(spec: Spec, s: Schedule) -> bool:
+    """Fewer stages than fit leave room for results on their way out: one fewer, at most two."""
+    if not spec.local or not _generated(spec, s):
+        return True
+    domain = [int(v) for v in BY_NAME["num_stages"].domain]
+    fitting = [v for v in domain if tile.shared_bytes(spec, replace(s, num_stages=v)) <= spec.topology.gpu.smem_bytes]
+    return s.num_stages in fitting[-2:]
+
+
+def _split_fills(spec: Spec, s: Schedule) -> bool:
+    steps = -(-spec.inputs[0].local_shape(0, spec.world)[1] // s.block_k) if s.split_k > 1 else 0
+    return s.split_k == 1 or (
+        s.cluster_m == 1 and steps >= s.split_k and tile.tiles(spec, s) * s.split_k <= spec.topology.sm_share
+        and (tile.small_m(spec) or tile.partial_bytes(spec, s) <= s.num_stages * tile.stage_bytes(spec, s)))
+
+
 CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("even_shards", "every rank holds the same number of rows",
                lambda spec, s: sums(spec) or len(set(_local_rows(spec))) == 1),
@@ -197,8 +233,18 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("comm_blocks_fit", "copying leaves at least half of the SMs to the work beside it", _comm_blocks_fit),
     Constraint("work_blocks_fit", "the streams of small kernels leave an SM to work on",
                lambda spec, s: s.overlap == "none" or s.depth < spec.topology.sm_share),
+    Constraint("rows_suit_tile", "a tile has at least 64 rows; few rows have the tile that just holds them",
+               _rows_suit_tile),
+    Constraint("accumulators_fit", "the sums of a tile fit the registers of the threads that multiply",
+               lambda spec, s: not _generated(spec, s) or tile.accumulators(spec, s) <= MAX_ACCUMULATORS),
+    Constraint("cluster_has_rows", "blocks of a cluster have a row of tiles each",
+               lambda spec, s: s.cluster_m == 1 or (not tile.small_m(spec)
+                                                    and s.block_m * (s.cluster_m - 1) < _local_rows(spec)[0])),
+    Constraint("split_fills", "blocks that share a contraction have a part each, and all tiles run at once", _split_fills),
+    Constraint("raster_matters", "a group of rows of tiles is no larger than the tiles need", _raster_matters),
     Constraint("shared_memory", "the stages fit the shared memory of a block",
-               lambda spec, s: not _generated(spec, s) or gemm_shared_bytes(s) <= spec.topology.gpu.smem_bytes),
+               lambda spec, s: not _generated(spec, s) or tile.shared_bytes(spec, s) <= spec.topology.gpu.smem_bytes),
+    Constraint("deep_enough", "the pipeline has about as many stages as fit", _deep_enough),
     Constraint("index_range", "rows, columns and tiles have 32-bit indices", _index_range),
 )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilescale.errors import ScheduleError, nearest
+from tilescale.schedules import tile
 from tilescale.schedules.algorithms import ALGORITHMS
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import sums
@@ -19,39 +20,38 @@ def _always(spec: Spec, chosen: Partial) -> bool:
     return True
 
 
-def _any_value(spec: Spec, value: Value) -> bool:
-    return True
-
-
 @dataclass(frozen=True)
 class Knob:
     """A named choice.
 
-    `domain`: allowed values, in canonical order. `applies(spec, chosen)` looks at the knobs declared before it; where
-    it is false the knob holds `neutral`. So points that differ only in a knob without effect are one point.
-    `suits(spec, value)`: whether a value exists for the operation at all.
+    `domain`: allowed values, in canonical order; `part(spec)`: those that make sense for an operation, where these are
+    fewer. `applies(spec, chosen)` looks at the knobs declared before it; where it is false the knob holds `neutral`. So
+    points that differ only in a knob without effect are one point.
     """
 
     name: str
     domain: tuple[Value, ...]
     neutral: Value
     applies: Callable[[Spec, Partial], bool] = _always
-    suits: Callable[[Spec, Value], bool] = _any_value
+    part: Callable[[Spec], tuple[Value, ...]] | None = None
+
+    def allowed(self, spec: Spec) -> tuple[Value, ...]:
+        """The part of the domain that makes sense for the operation."""
+        return self.domain if self.part is None else self.part(spec)
 
     def values(self, spec: Spec, chosen: Partial) -> tuple[Value, ...]:
         """The values to enumerate after `chosen`."""
-        if not self.applies(spec, chosen):
-            return (self.neutral,)
-        return tuple(value for value in self.domain if self.suits(spec, value))
+        return self.allowed(spec) if self.applies(spec, chosen) else (self.neutral,)
 
-    def neighbours(self, value: Value) -> tuple[Value, ...]:
+    def neighbours(self, spec: Spec, value: Value) -> tuple[Value, ...]:
         """Values one step away: adjacent ones of an ordered domain, all others of a named one."""
-        if value not in self.domain:
+        domain = self.allowed(spec)
+        if value not in domain:
             return ()
-        at = self.domain.index(value)
-        if isinstance(self.domain[0], str):
-            return tuple(v for v in self.domain if v != value)
-        return self.domain[max(0, at - 1):at] + self.domain[at + 1:at + 2]
+        at = domain.index(value)
+        if isinstance(domain[0], str):
+            return tuple(v for v in domain if v != value)
+        return domain[max(0, at - 1):at] + domain[at + 1:at + 2]
 
     def encode(self, value: Value) -> float:
         """Position in the domain, in [0, 1]; -1 for the neutral value outside it."""
@@ -68,6 +68,10 @@ def _generated(spec: Spec, chosen: Partial) -> bool:
     return _computes(spec, chosen) and chosen["compute"] == "generated"
 
 
+def _moves(spec: Spec, chosen: Partial) -> bool:
+    return not spec.local
+
+
 def _chunked(spec: Spec, chosen: Partial) -> bool:
     return chosen["overlap"] != "none"
 
@@ -80,34 +84,57 @@ def _sends(spec: Spec, chosen: Partial) -> bool:
 
 
 def _blocks_copy(spec: Spec, chosen: Partial) -> bool:
-    return chosen["transport"] != "copy_engine" and _sends(spec, chosen)
+    return _moves(spec, chosen) and chosen["transport"] != "copy_engine" and _sends(spec, chosen)
 
 
 def _streams(spec: Spec, chosen: Partial) -> bool:
     return chosen["overlap"] == "chunked" or (chosen["overlap"] == "fused" and _sends(spec, chosen))
 
 
-def _algorithm_suits(spec: Spec, value: Value) -> bool:
-    algorithm = ALGORITHMS[str(value)]
-    computes = spec.operation.compute == "gemm" or not algorithm.computes
-    return computes and any(move.kind in algorithm.moves for move in spec.operation.moves)
+def _algorithms(spec: Spec) -> tuple[Value, ...]:
+    """Those that carry out the move of the operation; where nothing moves there is no choice."""
+    found = [a for a in ALGORITHMS if spec.operation.compute == "gemm" or not a.computes]
+    return tuple(a.name for a in found if any(move.kind in a.moves for move in spec.operation.moves)) or ("direct",)
 
 
+def _clusters(spec: Spec, chosen: Partial) -> bool:
+    return spec.local and _generated(spec, chosen) and not tile.small_m(spec)
+
+
+def _splits(spec: Spec, chosen: Partial) -> bool:
+    return spec.local and _generated(spec, chosen) and chosen["cluster_m"] == 1
+
+
+def _tiles(moving: tuple[Value, ...], local: tuple[Value, ...], small: tuple[Value, ...]
+           ) -> Callable[[Spec], tuple[Value, ...]]:
+    """By kind of product: of operations that move data, local ones, and local ones of few rows."""
+    return lambda spec: moving if not spec.local else small if tile.small_m(spec) else local
+
+
+def _block_m(spec: Spec) -> tuple[Value, ...]:
+    if tile.small_m(spec):
+        return (tile.padded_rows(spec.inputs[0].local_shape(0, spec.world)[0]),)
+    return (64, 128, 256) if spec.local else (64, 128)
+
+
+TILE_COLUMNS: tuple[Value, ...] = (64, 96, 128, 160, 192, 224, 256)
 KNOBS: tuple[Knob, ...] = (
-    Knob("transport", ("peer_copy", "copy_engine", "tma"), "peer_copy"),
-    Knob("direction", ("push", "pull"), "push"),
-    Knob("algorithm", ("direct", "one_shot", "scatter", "two_shot"), "direct", suits=_algorithm_suits),
-    Knob("overlap", ("none", "chunked", "fused"), "none"),
+    Knob("transport", ("peer_copy", "copy_engine", "tma"), "peer_copy", _moves),
+    Knob("direction", ("push", "pull"), "push", _moves),
+    Knob("algorithm", ("direct", "one_shot", "scatter", "two_shot"), "direct", _moves, _algorithms),
+    Knob("overlap", ("none", "chunked", "fused"), "none", _moves),
     Knob("compute", ("library", "generated"), "generated", _computes),
     Knob("chunk_rows", (64, 128, 256, 512, 1024), 0, _chunked),
     Knob("depth", (1, 2, 4), 1, _streams),
     Knob("chunk_order", ("peer_major", "chunk_major"), "peer_major", lambda s, c: c["overlap"] == "fused"),
     Knob("num_comm_blocks", (2, 4, 8, 16, 32), 0, _blocks_copy),
-    Knob("block_m", (64, 128), 0, _generated),
-    Knob("block_n", (128, 256), 0, _generated),
-    Knob("block_k", (64,), 0, _generated),
-    Knob("num_stages", (3, 4, 6), 0, _generated),
-    Knob("raster_group", (8,), 0, _generated),
+    Knob("block_m", (8, 16, 32, 64, 128, 256), 0, _generated, _block_m),
+    Knob("block_n", TILE_COLUMNS, 0, _generated, _tiles((128, 256), TILE_COLUMNS, (64, 128))),
+    Knob("block_k", (64, 128, 256), 0, _generated, _tiles((64,), (64,), (128, 256))),
+    Knob("num_stages", (3, 4, 5, 6, 7), 0, _generated, _tiles((3, 4, 6), (3, 4, 5, 6, 7), (3, 4, 5, 6, 7))),
+    Knob("raster_group", (4, 8, 16), 0, _generated, _tiles((8,), (4, 8, 16), (4,))),
+    Knob("cluster_m", (1, 2), 1, _clusters),
+    Knob("split_k", (1, 2, 3, 4, 6, 8), 1, _splits),
 )
 BY_NAME = {knob.name: knob for knob in KNOBS}
 

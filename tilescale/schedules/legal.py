@@ -17,6 +17,8 @@ OVERLAPS = ("none", "chunked", "fused")
 COMPUTES = ("generated", "library")
 ORDERS = ("peer_major", "chunk_major")
 MAX_BLOCKS = 1 << 16
+BLOCK_M = (8, 16, 32, 64, 128, 256)
+BLOCK_N = (64, 96, 128, 160, 192, 224, 256)
 
 
 def require_spec(value: object) -> Spec:
@@ -35,10 +37,11 @@ def check(spec: object, schedule: object) -> None:
         raise ScheduleError("a schedule is a Schedule", type(schedule).__name__, "take one of tilescale.space(spec)")
     _check_names(schedule)
     for name, low in (("chunk_rows", 0), ("depth", 1), ("num_comm_blocks", 0), ("block_m", 0), ("block_n", 0),
-                      ("block_k", 0), ("num_stages", 0), ("raster_group", 0)):
+                      ("block_k", 0), ("num_stages", 0), ("raster_group", 0), ("cluster_m", 1), ("split_k", 1)):
         _check_number(schedule, name, low)
-    _check_copying(schedule, _sends(known, schedule))
     _check_algorithm(known, schedule)
+    if not known.local:
+        _check_copying(schedule, _sends(known, schedule))
     if known.operation.compute == "gemm":
         _check_product(schedule)
 
@@ -106,9 +109,14 @@ def _check_product(s: Schedule) -> None:
             raise ScheduleError("a library call cannot wait inside", "compute='library', overlap='fused'",
                                 "use overlap='chunked' or compute='generated'")
         return
-    rules = (("block_m", s.block_m in (64, 128), "64 or 128"), ("block_n", s.block_n in (64, 128, 256), "64, 128 or 256"),
-             ("block_k", s.block_k in (64, 128), "64 or 128"), ("num_stages", 2 <= s.num_stages <= 32, "2 to 32"),
-             ("raster_group", s.raster_group >= 1, "at least 1"))
+    rules = (("block_m", s.block_m in BLOCK_M, ", ".join(map(str, BLOCK_M))),
+             ("block_n", s.block_n in BLOCK_N, ", ".join(map(str, BLOCK_N))),
+             ("block_k", s.block_k in (64, 128, 256), "64, 128 or 256"), ("num_stages", 2 <= s.num_stages <= 32, "2 to 32"),
+             ("raster_group", s.raster_group >= 1, "at least 1"), ("cluster_m", s.cluster_m in (1, 2), "1 or 2"),
+             ("split_k", 1 <= s.split_k <= 8, "1 to 8"))
     for name, good, rule in rules:
         if not good:
             raise ScheduleError(f"a generated product has {name} of {rule}", f"{name}={getattr(s, name)}", f"set {name}")
+    if s.cluster_m > 1 and s.split_k > 1:
+        raise ScheduleError("a cluster shares loads or a contraction", f"cluster_m={s.cluster_m}, split_k={s.split_k}",
+                            "set one of them to 1")

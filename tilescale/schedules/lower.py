@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from tilescale.schedules import legal
+from tilescale.schedules import legal, tile
 from tilescale.schedules.algorithms import ALGORITHMS
 from tilescale.schedules.gather import RankPlan, Shape, lower_chunked, lower_fused, lower_none
 from tilescale.schedules.geometry import geometry
+from tilescale.schedules.local import lower_local
 from tilescale.schedules.plan import Launch, Plan
 from tilescale.schedules.reduce import SumPlan, SumShape, counters, sum_chunked, sum_fused, sum_none
 from tilescale.schedules.schedule import Schedule
@@ -17,21 +18,9 @@ from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec
 
 COPY_THREADS = 512
-BARRIER_BYTES = 8
 COPY_OUT_BLOCKS = 8
 _OVERLAPS = {"none": lower_none, "chunked": lower_chunked, "fused": lower_fused}
 _SUM_OVERLAPS = {"none": sum_none, "chunked": sum_chunked, "fused": sum_fused}
-
-
-def gemm_threads(schedule: Schedule) -> int:
-    """One loading warpgroup, and a multiplying one for every 64 rows of the tile."""
-    return 128 * (1 + schedule.block_m // 64)
-
-
-def gemm_shared_bytes(schedule: Schedule) -> int:
-    """Stages of both operands (2-byte elements) and their two barriers each."""
-    tile = (schedule.block_m + schedule.block_n) * schedule.block_k * 2
-    return schedule.num_stages * (tile + 2 * BARRIER_BYTES)
 
 
 def work_blocks(spec: Spec, schedule: Schedule, share: int) -> int:
@@ -39,7 +28,7 @@ def work_blocks(spec: Spec, schedule: Schedule, share: int) -> int:
     beside = 0 if schedule.overlap == "none" else schedule.num_comm_blocks or schedule.depth
     left = share - beside
     if spec.operation.compute == "gemm":
-        return left
+        return left // tile.cluster(schedule) * tile.cluster(schedule)
     return min(schedule.num_comm_blocks or COPY_OUT_BLOCKS, left)
 
 
@@ -52,16 +41,19 @@ def lower(spec: Spec, schedule: Schedule, sm_share: int | None = None) -> Plan:
     """
     legal.check(spec, schedule)
     generated = spec.operation.compute == "gemm" and schedule.compute == "generated"
-    threads = gemm_threads(schedule) if generated else COPY_THREADS
-    shared = gemm_shared_bytes(schedule) if generated else 0
+    if spec.local:
+        return lower_local(spec, schedule)
+    threads = tile.threads(spec, schedule) if generated else COPY_THREADS
+    shared = tile.shared_bytes(spec, schedule) if generated else 0
+    cluster = tile.cluster(schedule) if generated else 1
     structure = _structure(spec, _without_tiles(schedule), sm_share or spec.topology.sm_share)
     fused_shared = max(shared, TRANSPORTS[schedule.transport].shared_bytes)
 
     def sized(launch: Launch) -> Launch:
         if launch.family == "gemm":
-            return replace(launch, threads=threads, shared_bytes=shared)
+            return replace(launch, threads=threads, shared_bytes=shared, cluster=cluster)
         if launch.family == "fused":
-            return replace(launch, threads=threads, shared_bytes=fused_shared)
+            return replace(launch, threads=threads, shared_bytes=fused_shared, cluster=cluster)
         return launch
 
     return replace(structure, ranks=tuple(tuple(sized(launch) for launch in rank) for rank in structure.ranks))

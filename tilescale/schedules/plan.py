@@ -146,7 +146,7 @@ class Launch:
 
     It starts when the launch before it on its `stream` and all of `after` have completed. Blocks of the roles are
     numbered in the order of `roles`. `family`: which kernel carries it out, "copy", "signal", "sum", "gemm" or "fused";
-    or "copy_engine", "library".
+    or "copy_engine", "library". `cluster`: consecutive blocks that start together and reach each other's shared memory.
     """
 
     name: str
@@ -156,6 +156,7 @@ class Launch:
     family: str = "copy"
     threads: int = 0
     shared_bytes: int = 0
+    cluster: int = 1
 
     @property
     def agent(self) -> str:
@@ -177,9 +178,10 @@ class Goal:
     `starts[r]` is the byte offset of rank r's shard in the whole operand; the last entry is its size. `row_bytes` and
     `output_row_bytes` are the sizes of one row. A plan that copies has equal row sizes; one that multiplies has one
     Gemm for every row. `reduces`: the operand of every rank is a part of a sum, and the output of rank r holds the rows
-    of the whole sum from `starts[r]` on (all of them where it is as large as the whole). `part_row_bytes`: where
-    products are parts of a sum and no output yet, the size of one of their rows; else 0. `scattered`: the output of a
-    rank is its own rows even where those are all there are.
+    of the whole sum from `starts[r]` on (all of them where it is as large as the whole). So does an output without sums
+    that is smaller than the whole: it derives from the operand of its rank. `part_row_bytes`: where products are parts of
+    a sum and no output yet, the size of one of their rows; else 0. `scattered`: the output of a rank is its own rows even
+    where those are all there are.
     """
 
     operand: str
@@ -200,7 +202,7 @@ class Goal:
     def output_span(self, rank: int, size: int) -> tuple[int, int]:
         """First byte of the whole output that the output of `rank` (a buffer of `size` bytes) holds, and how many."""
         whole = self.starts[-1] // self.row_bytes * self.output_row_bytes
-        if not self.reduces or (size == whole and not self.scattered):
+        if size == whole and not self.scattered:
             return 0, size
         first, last = (self.starts[r] // self.row_bytes * self.output_row_bytes for r in (rank, rank + 1))
         return first, last - first

@@ -9,6 +9,8 @@ from typing import Any
 from tilescale import canon
 from tilescale.errors import ScheduleError, nearest
 
+_LATER = {"cluster_m": 1, "split_k": 1}
+
 
 @dataclass(frozen=True, order=True)
 class Schedule:
@@ -20,7 +22,8 @@ class Schedule:
     chunk_rows: rows of a shard that travel and are signalled together. depth: chunks in flight.
     chunk_order: "peer_major" (all chunks of a peer, then the next peer) or "chunk_major".
     num_comm_blocks: blocks that copy. block_m, block_n, block_k, num_stages: the GEMM tile and its pipeline.
-    raster_group: rows of tiles walked together before the next column.
+    raster_group: rows of tiles walked together before the next column. cluster_m: rows of tiles that blocks of a cluster
+    take together, sharing their loads of B. split_k: blocks of a cluster that share the contraction of a tile.
     """
 
     transport: str = "peer_copy"
@@ -37,10 +40,18 @@ class Schedule:
     block_k: int = 0
     num_stages: int = 0
     raster_group: int = 0
+    cluster_m: int = 1
+    split_k: int = 1
 
     @cached_property
     def digest(self) -> str:
-        return canon.digest(self)
+        """Identity. Knobs that came later have no part in it at their defaults, so that what was recorded before keeps
+        its digest."""
+        values = self.as_dict()
+        for name, default in _LATER.items():
+            if values[name] == default:
+                del values[name]
+        return canon.digest(values)
 
     @property
     def label(self) -> str:
@@ -52,6 +63,7 @@ class Schedule:
             self.chunk_order if self.chunk_order != "peer_major" else "",
             f"b{self.num_comm_blocks}" if self.num_comm_blocks else "",
             f"{self.block_m}x{self.block_n}x{self.block_k}s{self.num_stages}g{self.raster_group}" if self.block_m else "",
+            f"cluster{self.cluster_m}" if self.cluster_m > 1 else "", f"split{self.split_k}" if self.split_k > 1 else "",
         ) if v)
 
     def as_dict(self) -> dict[str, Any]:

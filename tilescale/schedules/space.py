@@ -85,7 +85,7 @@ class Space:
         """Feasible schedules one knob step away, in canonical order."""
         found = []
         for name, knob in BY_NAME.items():
-            for value in knob.neighbours(getattr(schedule, name)):
+            for value in knob.neighbours(self.spec, getattr(schedule, name)):
                 moved = Schedule(**{**schedule.as_dict(), name: value})
                 try:
                     candidate = canonical(self.spec, moved)

@@ -113,6 +113,19 @@ void named_arrive(u32 id, u32 threads) {
   host::maybe_yield(2);
 }
 
+void warp_sync() {
+  using namespace host;
+  Fiber* fiber = machine->me;
+  WarpBarrier& warp = fiber->block->warp_barriers[fiber->thread / 32];
+  if (++warp.arrived == 32) {
+    warp.arrived = 0;
+    wake_all(warp.waiters);
+    return;
+  }
+  warp.waiters.push_back(fiber);
+  block_fiber(kWarp, fiber->thread / 32, 32);
+}
+
 void mb_expect(u64* address, u32 bytes) { host::arrive(host::machine->me->block, address, bytes); }
 void mb_arrive(u64* address) { host::arrive(host::machine->me->block, address, 0); }
 

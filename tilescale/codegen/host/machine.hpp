@@ -92,7 +92,7 @@ struct NamedBarrier {
 struct Wgmma {
   u64 a, b;
   u32 slab_bytes, n, format, seen;
-  bool transpose_b;
+  bool transpose_b, add;
   float* d[128];
 };
 
@@ -116,6 +116,12 @@ struct WarpProduct {
   std::vector<Fiber*> waiters;
 };
 
+// The threads of a warp come together.
+struct WarpBarrier {
+  u32 arrived = 0;
+  std::vector<Fiber*> waiters;
+};
+
 // Blocks that start together and see each other's shared memory.
 struct Cluster {
   std::vector<Cta*> blocks;
@@ -128,6 +134,7 @@ struct Cta {
   Node* node;
   std::shared_ptr<Cluster> cluster;
   std::vector<WarpProduct> warps;
+  std::vector<WarpBarrier> warp_barriers;
   u32 index, live;
   u32 priority = 0;
   std::vector<Fiber*> runnable;

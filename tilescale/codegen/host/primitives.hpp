@@ -62,7 +62,8 @@ void store(void* p, const void* value, u32 bytes);
 void bulk_wait(u32 groups);
 void bulk_wait_read(u32 groups);
 void wg_wait(u32 groups);
-void wgmma(float* d, u32 n, bool transpose_b, u32 format, Descriptor a, Descriptor b);
+void wgmma(float* d, u32 n, bool transpose_b, u32 format, Descriptor a, Descriptor b, bool add);
+const void* cluster_at(const void* p, u32 rank);
 u16 round_fp16(float value);
 float widen(u16 value, u32 format);
 void bulk_reduce_add(void* global, const void* smem, u32 bytes, u32 format);
@@ -87,6 +88,9 @@ __attribute__((const)) u32 num_blocks();
 void sync();
 void named_barrier(u32 id, u32 threads);
 void named_arrive(u32 id, u32 threads);
+void warp_sync();
+inline void grid_wait() {}
+inline void grid_go() {}
 template <int N>
 inline void reg_inc() {}
 template <int N>
@@ -122,6 +126,7 @@ void mb_fence_init();
 void mb_expect(u64* barrier, u32 bytes);
 void mb_arrive(u64* barrier);
 bool mb_try_wait(u64* barrier, u32 parity);
+inline void prefetch_map(const TensorMap*) {}
 void tma_load_2d(void* smem, const TensorMap* map, u64* barrier, int x, int y);
 void tma_load_3d(void* smem, const TensorMap* map, u64* barrier, int x, int y, int z);
 void bulk_load(void* smem, const void* global, u32 bytes, u64* barrier);
@@ -159,6 +164,10 @@ u32 cluster_rank();
 u32 cluster_size();
 void cluster_sync();
 void cluster_mb_arrive(u64* barrier, u32 rank);
+template <class T>
+inline const T* cluster_at(const T* p, u32 rank) {
+  return static_cast<const T*>(host::cluster_at(p, rank));
+}
 void tma_load_2d_multicast(void* smem, const TensorMap* map, u64* barrier, int x, int y, u16 mask);
 void tma_load_3d_multicast(void* smem, const TensorMap* map, u64* barrier, int x, int y, int z, u16 mask);
 
@@ -202,11 +211,11 @@ template <int N>
 inline void wg_wait() {
   host::wg_wait(N);
 }
-// d (64 x N, fp32 fragments) += a (64 x 16) b (16 x N).
+// d (64 x N, fp32 fragments) = a (64 x 16) b (16 x N), added to d where `add` is not 0.
 template <int N, bool kTransposeB, class T>
-inline void wgmma(float (&d)[N / 2], Descriptor a, Descriptor b) {
+inline void wgmma(float (&d)[N / 2], Descriptor a, Descriptor b, u32 add) {
   static_assert(N % 8 == 0 && N >= 8 && N <= 256, "wgmma takes N in steps of 8 up to 256");
-  host::wgmma(d, N, kTransposeB, T::kFormat, a, b);
+  host::wgmma(d, N, kTransposeB, T::kFormat, a, b, add != 0);
 }
 
 // Round to nearest even.
@@ -221,6 +230,13 @@ inline float unpack1(u16 value) {
 template <class T>
 inline u32 pack2(float low, float high) {
   return pack1<T>(low) | (static_cast<u32>(pack1<T>(high)) << 16);
+}
+
+inline u64 pair_bits(float low, float high) {
+  u32 bits[2];
+  __builtin_memcpy(bits, &low, 4);
+  __builtin_memcpy(bits + 1, &high, 4);
+  return bits[0] | static_cast<u64>(bits[1]) << 32;
 }
 
 // The log of the emulator. `log_wait` notes what a wait wants even where the counter is there already.

@@ -112,7 +112,8 @@ inline Cta* start_block(Node* node) {
   block->live = node->threads;
   block->warpgroups.resize((node->threads + 127) / 128);
   block->warps.resize((node->threads + 31) / 32);
-  block->mbarriers.reserve(16);
+  block->warp_barriers.resize((node->threads + 31) / 32);
+  block->mbarriers.reserve(32);
   if (m.order == 1) block->priority = m.rank_priority[node->rank] % Machine::kPriorities;
   if (m.order == 2) block->priority = m.random.below(Machine::kPriorities);
   if (node->rank == m.late_rank) block->priority = Machine::kPriorities;

@@ -84,7 +84,11 @@ inline void run_group(WgmmaGroup& group) {
   for (size_t i = 0; i < group.items.size(); ++i) {
     const Wgmma& item = group.items[i];
     auto same = [&](const Wgmma& other) { return other.n == item.n && !memcmp(other.d, item.d, sizeof item.d); };
-    if (i == 0 || !same(group.items[i - 1])) fragments<true>(item, c);
+    if (!item.add) {
+      memset(c, 0, sizeof c);
+    } else if (i == 0 || !same(group.items[i - 1])) {
+      fragments<true>(item, c);
+    }
     decode_k_major(item.a, 64, item.format, a, 16, 1);
     if (item.transpose_b) {
       decode_mn_major(item.b, item.slab_bytes, item.n, item.format, b);
@@ -116,7 +120,7 @@ inline void check_operand(const Descriptor& d, u64 bytes, const char* name) {
   check_shared(machine->me->block, here(), d.address, bytes, name);
 }
 
-void wgmma(float* d, u32 n, bool transpose_b, u32 format, Descriptor a, Descriptor b) {
+void wgmma(float* d, u32 n, bool transpose_b, u32 format, Descriptor a, Descriptor b, bool add) {
   Fiber* fiber = machine->me;
   Warpgroup* warpgroup;
   WgmmaGroup& group = open_group(fiber, &warpgroup);
@@ -127,10 +131,11 @@ void wgmma(float* d, u32 n, bool transpose_b, u32 format, Descriptor a, Descript
     check_operand(a, 63 * 128 + 32, "wgmma reads operand A of");
     check_operand(b, transpose_b ? (n - 1) / 64 * static_cast<u64>(b.slab_bytes) + 2048 : (n - 1) * 128 + 32,
                   "wgmma reads operand B of");
-    group.items.push_back({a.address, b.address, b.slab_bytes, n, format, 0, transpose_b, {}});
+    group.items.push_back({a.address, b.address, b.slab_bytes, n, format, 0, transpose_b, add, {}});
   }
   Wgmma& item = group.items[index];
-  if (item.a != a.address || item.b != b.address || item.n != n || item.transpose_b != transpose_b || item.format != format)
+  if (item.a != a.address || item.b != b.address || item.n != n || item.transpose_b != transpose_b || item.format != format ||
+      item.add != add)
     fail(kCollective, here(), "the threads of the warpgroup issue different wgmma operations (number %u of the group)", index);
   item.d[lane] = d;
   ++item.seen;

@@ -16,6 +16,12 @@ def _flops(spec: Spec) -> int:
     return 2 * a[0] * b[1] * a[1]
 
 
+def _limits(spec: Spec) -> str:
+    if spec.inputs[0].order != "row":
+        return 'kernels read whole rows of A: declare A with order="row"'
+    return ""
+
+
 OPERATIONS.register(
     Operation(
         name="gemm",
@@ -24,6 +30,7 @@ OPERATIONS.register(
         link_bytes=no_bytes,
         moves=(),
         compute="gemm",
-        remedy="this declaration needs no communication and is a local GEMM: call torch.matmul",
+        kernels=True,
+        limits=_limits,
     )
 )

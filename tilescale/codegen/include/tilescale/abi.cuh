@@ -19,16 +19,16 @@ struct Step {
   u32 id;          // number of the step in the plan of this rank
   u32 source;      // copy, source: pointer slot read; signal: rank signalled; gemm: first tensor map of A
   u32 target;      // copy, sum: pointer slot written; gemm: pointer slot of the output; reserve, pace: number of the lane
-  u32 counter;     // signal, wait: the counter. copy, source, reserve: rank that sends
+  u32 counter;     // signal, wait: the counter. copy, source, reserve: rank that sends. gemm: shard of the output in its map
   u32 value;       // signal: added by each block; wait: growth wanted in this call. copy, source, reserve: rank that
                    // receives. gemm: versions of A (1 or 2)
-  u32 per_call;    // wait: growth of the counter in one call
+  u32 per_call;    // wait: growth of the counter in one call. gemm: first row in the shard of the output
   u32 rows;        // gemm: rows of the segment; sum: rows behind it, its sources
   u64 source_offset;  // copy, source: bytes into the slot; gemm: first row of A inside its shard
   u64 target_offset;  // copy, sum: bytes into the slot; gemm: bytes into the output
   u64 size;        // copy, sum, reserve: bytes (of a source); gemm: index of the shard in A's tensor map
   u32 first_tile;  // gemm: number of tiles in the segments before this one
-  u32 reserved;
+  u32 peer;        // gemm: rank that holds the output
 };
 
 // What one block of a launch does.
@@ -75,6 +75,7 @@ struct Arguments {
   u32 last;                 // 1: the last launch of a call, it advances the epoch
   u32 n, k;                 // gemm: columns of B and of the output; contraction
   u64 link_fs_per_byte;     // scale model: femtoseconds that a byte takes a link
+  Step only;                // the step of a launch that has one, for all of its blocks alike
 };
 
 }  // namespace ts

@@ -6,6 +6,7 @@ namespace ts {
 struct Maps {
   TensorMap a[3];  // own shard; gathered operand of even calls; of odd calls
   TensorMap b;
+  TensorMap out;
 };
 
 // What a block knows of its call.
@@ -17,6 +18,12 @@ struct Call {
     return (u8*)(args->base[slot] + offset + ((calls & 1u) ? args->stride[slot] : 0ull));
   }
 };
+
+// Step `i` of a block. Where a launch has one, it comes with the arguments: no table is waited for.
+template <class C> TS_DEV Step step_of(const Call& call, const Block& me, u32 i) {
+  if constexpr (C::solo) return call.args->only;
+  return call.args->steps[me.first_step + i];
+}
 
 TS_DEV void report_failure(const Call& call, u32 step, u32 counter, u32 wanted, u32 found) {
   State* state = call.args->state;

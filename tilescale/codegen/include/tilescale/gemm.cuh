@@ -1,16 +1,23 @@
 // The GEMM role: persistent over the tiles of its segments, warp-specialised. One thread of the first warpgroup waits for
-// counters and loads tiles by TMA; every other warpgroup multiplies 64 rows of the tile and stores them from registers.
+// counters and loads tiles by TMA; the other warpgroups multiply, each its rows of the tile, store them and signal.
+// Blocks of a cluster either take tiles one above the other and share the loads of B (cluster_m), or share the contraction
+// of one tile (split_k).
 #pragma once
 
 namespace ts {
 
 template <class C> struct GemmLayout {
-  static constexpr int consumers = C::block_m / 64;
+  static constexpr int consumers = C::block_m < 128 ? 1 : 2;
+  static constexpr int subtiles = C::block_m / 64 / consumers;  // of 64 rows, each consumer's
+  static constexpr u32 cluster = C::cluster_m * C::split_k;
+  static constexpr u32 b_columns = C::b_row_major ? (C::block_n + 63) / 64 * 64 : C::block_n;
   static constexpr u32 a_bytes = C::block_m * C::block_k * 2;
-  static constexpr u32 b_bytes = C::block_n * C::block_k * 2;
+  static constexpr u32 b_bytes = b_columns * C::block_k * 2;
   static constexpr u32 stage_bytes = a_bytes + b_bytes;
-  static constexpr u32 barrier_offset = C::num_stages * stage_bytes;
+  static constexpr u32 staging_offset = C::num_stages * stage_bytes;
+  static constexpr u32 barrier_offset = staging_offset + (C::store_staged ? consumers * 4 * Staging<C>::warp_bytes : 0u);
 };
+constexpr u32 kConsumersMeet = 1;  // a named barrier
 
 // Position in the ring of stages.
 template <int kStages> struct Ring {
@@ -34,25 +41,51 @@ template <class C> TS_DEV TilePosition tile_position(u32 tile, u32 tiles_m, u32 
   return {first_m + rest % group_m, rest / group_m};
 }
 
-// Calls `body(position)` for the tiles of a segment that are this block's: tiles are dealt round robin over the gang,
-// counted on from the segments before, so that blocks stay evenly loaded.
+// Calls `body(position)` for the tiles of a segment that are this block's: tiles (of a cluster: `cluster_m` rows of tiles)
+// are dealt round robin over the gang, counted on from the segments before, so that blocks stay evenly loaded.
 template <class C, class Body> TS_DEV void for_tiles(const Call& call, const Step& step, const Block& me, Body body) {
-  const u32 tiles_m = (step.rows + C::block_m - 1) / C::block_m;
+  constexpr u32 kCluster = GemmLayout<C>::cluster;
+  const u32 tiles_m = (step.rows + C::block_m * C::cluster_m - 1) / (C::block_m * C::cluster_m);
   const u32 tiles_n = (call.args->n + C::block_n - 1) / C::block_n;
-  for (u32 t = (me.index + me.gang - step.first_tile % me.gang) % me.gang; t < tiles_m * tiles_n; t += me.gang)
-    body(tile_position<C>(t, tiles_m, tiles_n));
+  const u32 gang = me.gang / kCluster;
+  const u32 above = C::cluster_m > 1 ? cluster_rank() : 0u;
+  for (u32 t = (me.index / kCluster + gang - step.first_tile % gang) % gang; t < tiles_m * tiles_n; t += gang) {
+    TilePosition tile = tile_position<C>(t, tiles_m, tiles_n);
+    tile.m = tile.m * C::cluster_m + above;
+    body(tile);
+  }
 }
 
-template <class C>
-TS_DEV void load_stage(const Maps& maps, const TensorMap* map_a, u8* stage, u64* full, u32 k, u32 row, u32 shard, u32 column) {
-  mb_expect(full, GemmLayout<C>::stage_bytes);
+// The blocks of k that this block contracts.
+struct KRange { u32 begin, end; };
+template <class C> TS_DEV KRange k_range(const Call& call) {
+  const u32 all = (call.args->k + C::block_k - 1) / C::block_k;
+  if constexpr (C::split_k == 1) return {0, all};
+  const u32 part = cluster_rank();
+  return {all * part / C::split_k, all * (part + 1) / C::split_k};
+}
+
+// B of a stage: in a cluster of rows of tiles, each block loads its share for all of them.
+template <class C> TS_DEV void load_b(const Maps& maps, u8* b, u64* full, u32 k, u32 column) {
+  if constexpr (C::cluster_m > 1) {
+    constexpr u16 kAll = (1u << C::cluster_m) - 1u;
+    const u32 part = cluster_rank();
+    if constexpr (C::b_row_major) {
+      constexpr u32 kShare = C::block_k / C::cluster_m;
 #pragma unroll
-  for (int s = 0; s < C::block_k / 64; ++s)
-    tma_load_3d(stage + s * C::block_m * 128, map_a, full, (int)(k + s * 64), (int)row, (int)shard);
-  u8* b = stage + GemmLayout<C>::a_bytes;
-  if constexpr (C::b_row_major) {
+      for (int s = 0; s < GemmLayout<C>::b_columns / 64; ++s)
+        tma_load_2d_multicast(b + (s * C::block_k + part * kShare) * 128, &maps.b, full, (int)(column + s * 64),
+                              (int)(k + part * kShare), kAll);
+    } else {
+      constexpr u32 kShare = C::block_n / C::cluster_m;
 #pragma unroll
-    for (int s = 0; s < C::block_n / 64; ++s)
+      for (int s = 0; s < C::block_k / 64; ++s)
+        tma_load_2d_multicast(b + (s * C::block_n + part * kShare) * 128, &maps.b, full, (int)(k + s * 64),
+                              (int)(column + part * kShare), kAll);
+    }
+  } else if constexpr (C::b_row_major) {
+#pragma unroll
+    for (int s = 0; s < GemmLayout<C>::b_columns / 64; ++s)
       tma_load_2d(b + s * C::block_k * 128, &maps.b, full, (int)(column + s * 64), (int)k);
   } else {
 #pragma unroll
@@ -61,10 +94,23 @@ TS_DEV void load_stage(const Maps& maps, const TensorMap* map_a, u8* stage, u64*
   }
 }
 
+template <class C>
+TS_DEV void load_stage(const Maps& maps, const TensorMap* map_a, u8* stage, u64* full, u32 k, u32 row, u32 shard, u32 column) {
+  mb_expect(full, GemmLayout<C>::stage_bytes);
+#pragma unroll
+  for (int s = 0; s < C::block_k / 64; ++s)
+    tma_load_3d(stage + s * C::block_m * 128, map_a, full, (int)(k + s * 64), (int)row, (int)shard);
+  load_b<C>(maps, stage + GemmLayout<C>::a_bytes, full, k, column);
+}
+
+// Signals are the consumers'; this thread runs ahead of them.
 template <class C> TS_DEV void gemm_producer(const Call& call, const Maps& maps, const Block& me, u8* smem, u64* full, u64* empty) {
   Ring<C::num_stages> ring;
+  const KRange range = k_range<C>(call);
+  if constexpr (C::solo) grid_wait();
   for (u32 i = 0; i < me.num_steps; ++i) {
-    const Step step = call.args->steps[me.first_step + i];
+    const Step step = step_of<C>(call, me, i);
+    if (step.kind == kSignal) continue;
     step_begin(step.id);
     if (step.kind == kWait) {
       wait_step(call, step);
@@ -72,9 +118,9 @@ template <class C> TS_DEV void gemm_producer(const Call& call, const Maps& maps,
     } else if (step.kind == kGemm) {
       const TensorMap* map_a = &maps.a[step.source + (step.value == 2u ? call.calls & 1u : 0u)];
       for_tiles<C>(call, step, me, [&](TilePosition tile) {
-        for (u32 k = 0; k < call.args->k; k += C::block_k) {
+        for (u32 k = range.begin; k < range.end; ++k) {
           barrier_wait(call, step, &empty[ring.stage], ring.parity ^ 1u);
-          load_stage<C>(maps, map_a, smem + ring.stage * GemmLayout<C>::stage_bytes, &full[ring.stage], k,
+          load_stage<C>(maps, map_a, smem + ring.stage * GemmLayout<C>::stage_bytes, &full[ring.stage], k * C::block_k,
                         (u32)step.source_offset + tile.m * C::block_m, (u32)step.size, tile.n * C::block_n);
           ring.next();
         }
@@ -84,52 +130,75 @@ template <class C> TS_DEV void gemm_producer(const Call& call, const Maps& maps,
   }
 }
 
-template <class C> TS_DEV void multiply_stage(float (&acc)[C::block_n / 2], const u8* stage, u32 warpgroup) {
-  const u8* a = stage + warpgroup * 64 * 128;
+template <class C>
+TS_DEV void multiply_stage(float (&acc)[GemmLayout<C>::subtiles][C::block_n / 2], const u8* stage, u32 warpgroup, u32 add) {
+  constexpr int kSubtiles = GemmLayout<C>::subtiles;
+  const u8* a = stage + warpgroup * kSubtiles * 64 * 128;
   const u8* b = stage + GemmLayout<C>::a_bytes;
 #pragma unroll
   for (int kk = 0; kk < C::block_k / 16; ++kk) {
-    const Descriptor da = advance(desc_k_major(a + kk / 4 * (C::block_m * 128)), kk % 4 * 32);
-    if constexpr (C::b_row_major) {
-      wgmma<C::block_n, true, typename C::Element>(acc, da, advance(desc_mn_major(b, C::block_k * 128), kk * 2048));
-    } else {
-      wgmma<C::block_n, false, typename C::Element>(acc, da, advance(desc_k_major(b + kk / 4 * (C::block_n * 128)), kk % 4 * 32));
+#pragma unroll
+    for (int s = 0; s < kSubtiles; ++s) {
+      const Descriptor da = advance(desc_k_major(a + kk / 4 * (C::block_m * 128) + s * 64 * 128), kk % 4 * 32);
+      if constexpr (C::b_row_major) {
+        wgmma<C::block_n, true, typename C::Element>(acc[s], da, advance(desc_mn_major(b, C::block_k * 128), kk * 2048),
+                                                     kk == 0 ? add : 1u);
+      } else {
+        wgmma<C::block_n, false, typename C::Element>(
+            acc[s], da, advance(desc_k_major(b + kk / 4 * (C::block_n * 128)), kk % 4 * 32), kk == 0 ? add : 1u);
+      }
     }
   }
 }
 
-template <class Out> struct OutBytes { static constexpr int value = 2; };
-template <> struct OutBytes<Fp32> { static constexpr int value = 4; };
-
-// Two neighbouring outputs of a row; `n` odd forces single stores, since rows then lose their alignment.
-template <class Out> TS_DEV void store_pair(u8* out, u64 row, u32 column, u32 n, float low, float high) {
-  u8* p = out + (row * n + column) * OutBytes<Out>::value;
-  if (column >= n) return;
-  if constexpr (Same<Out, Fp32>::value) {
-    store((float*)p, low);
-    if (column + 1 < n) store((float*)p + 1, high);
+// Gives a stage back to every block that loads into it: one arrival a warp and block.
+template <class C> TS_DEV void release(u64* empty) {
+  if constexpr (C::cluster_m > 1) {
+    if (thread() % 32 < C::cluster_m) cluster_mb_arrive(empty, thread() % 32);
   } else {
-    if (n % 2u == 0u) {
-      store((u32*)p, pack2<Out>(low, high));
-    } else {
-      store((u16*)p, pack1<Out>(low));
-      if (column + 1 < n) store((u16*)p + 1, pack1<Out>(high));
-    }
+    if (thread() % 32 == 0) mb_arrive(empty);
   }
 }
 
-// The accumulator of m64nN: thread t holds rows t / 32 * 16 + t % 32 / 4 (+ 8) and columns 8 j + t % 4 * 2 (+ 1).
-template <class C> TS_DEV void store_tile(const float (&acc)[C::block_n / 2], u8* out, u32 row, u32 rows, u32 column, u32 n) {
-  const u32 t = thread() % 128, first = row + t / 32 * 16 + t % 32 / 4;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const u32 r = first + half * 8;
-    if (r < rows) {
-#pragma unroll
-      for (int j = 0; j < C::block_n / 8; ++j)
-        store_pair<typename C::Out>(out, r, column + j * 8 + t % 4 * 2, n, acc[4 * j + 2 * half], acc[4 * j + 2 * half + 1]);
+// The product of one tile. One group of wgmma stays in flight while the next is issued (`in_flight`), or each is waited
+// for, while the other consumer's are in flight.
+template <class C>
+TS_DEV void multiply_tile(const Call& call, const Step& step, float (&acc)[GemmLayout<C>::subtiles][C::block_n / 2],
+                          Ring<C::num_stages>& ring, const u8* smem, u64* full, u64* empty, KRange range) {
+  const u32 warpgroup = thread() / 128 - 1;
+  u64* previous = empty;
+  for (u32 k = range.begin; k < range.end; ++k) {
+    barrier_wait(call, step, &full[ring.stage], ring.parity);
+    wg_fence();
+    multiply_stage<C>(acc, smem + ring.stage * GemmLayout<C>::stage_bytes, warpgroup, k > range.begin);
+    wg_commit();
+    if constexpr (C::in_flight) {
+      wg_wait<1>();
+      if (k > range.begin) release<C>(previous);
+      previous = &empty[ring.stage];
+    } else {
+      wg_wait<0>();
+      release<C>(&empty[ring.stage]);
     }
+    ring.next();
   }
+  if constexpr (C::in_flight) {
+    wg_wait<0>();
+    release<C>(previous);
+  }
+}
+
+// All blocks of the cluster have this tile, each a part of its contraction, and no other.
+template <class C>
+TS_DEV void sum_tile(float (&acc)[GemmLayout<C>::subtiles][C::block_n / 2], u8* smem, const OutRows& out, TilePosition tile) {
+  constexpr u32 kConsumers = GemmLayout<C>::consumers;
+  const u32 warpgroup = thread() / 128 - 1;
+  named_barrier(kConsumersMeet, kConsumers * 128);  // nobody reads the stages any more
+#pragma unroll
+  for (int s = 0; s < GemmLayout<C>::subtiles; ++s)
+    put_partial<C>(acc[s], (float*)smem, (warpgroup * GemmLayout<C>::subtiles + s) * 64);
+  cluster_sync();
+  reduce_partials<C>((const float*)smem, out, tile.m * C::block_m, tile.n * C::block_n, thread() - 128, kConsumers * 128);
 }
 
 // The scale model, for products that are stored at a peer: the stores of a tile take the links behind those of the tile
@@ -139,12 +208,14 @@ template <class C> struct StoreLink {
 
   TS_DEV void next(const Call& call, const Step& step, TilePosition tile, u32 warpgroup) {
     drain();
-    if (step.counter == step.per_call || thread() % 128u != 0u) return;
-    const u32 row = tile.m * C::block_m + warpgroup * 64, column = tile.n * C::block_n;
-    const u32 rows = row < step.rows ? (step.rows - row < 64u ? step.rows - row : 64u) : 0u;
+    if (step.peer == call.args->rank || thread() % 128u != 0u) return;
+    constexpr u32 kRows = GemmLayout<C>::subtiles * 64;
+    const u32 row = tile.m * C::block_m + warpgroup * kRows, column = tile.n * C::block_n;
+    const u32 rows = row < step.rows ? (step.rows - row < kRows ? step.rows - row : kRows) : 0u;
     const u32 columns = call.args->n - column < (u32)C::block_n ? call.args->n - column : (u32)C::block_n;
     Step charge = step;
-    charge.value = step.per_call;
+    charge.counter = call.args->rank;
+    charge.value = step.peer;
     until = reserve_links(call, charge, (u64)rows * columns * OutBytes<typename C::Out>::value);
   }
 
@@ -154,43 +225,45 @@ template <class C> struct StoreLink {
   }
 };
 
-template <class C> TS_DEV void gemm_consumer(const Call& call, const Block& me, u8* smem, u64* full, u64* empty) {
+template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps, const Block& me, u8* smem, u64* full, u64* empty) {
+  constexpr int kConsumers = GemmLayout<C>::consumers, kSubtiles = GemmLayout<C>::subtiles;
   const u32 warpgroup = thread() / 128 - 1;
   Ring<C::num_stages> ring;
+  Staging<C> staging{smem + GemmLayout<C>::staging_offset + (thread() / 32 - 4) * Staging<C>::warp_bytes};
+  const KRange range = k_range<C>(call);
   [[maybe_unused]] StoreLink<C> link;
   bool signalled = false;
   for (u32 i = 0; i < me.num_steps; ++i) {
-    const Step step = call.args->steps[me.first_step + i];
+    const Step step = step_of<C>(call, me, i);
+    if (step.kind == kWait) continue;
+    step_begin(step.id);
     if (step.kind == kSignal) {
-      // Once a block, behind the stores of all its warpgroups.
-      step_begin(step.id);
       if constexpr (C::link_clock) link.drain();
-      if (!signalled) named_barrier(1, GemmLayout<C>::consumers * 128);
+      if (!signalled) {
+        bulk_wait<0>();  // written, not only read: peers may look at it next
+        named_barrier(kConsumersMeet, kConsumers * 128);
+      }
       if (thread() == 128) signal_step(call, step, !signalled);
-      step_end();
+    } else {
+      const OutRows out{call.at(step.target, step.target_offset), step.rows, call.args->n, step.per_call, step.counter};
+      for_tiles<C>(call, step, me, [&](TilePosition tile) {
+        float acc[kSubtiles][C::block_n / 2];
+        multiply_tile<C>(call, step, acc, ring, smem, full, empty, range);
+        if constexpr (C::link_clock) link.next(call, step, tile, warpgroup);
+        if constexpr (C::splits) {
+          sum_tile<C>(acc, smem, out, tile);
+        } else {
+#pragma unroll
+          for (int s = 0; s < kSubtiles; ++s)
+            store_rows<C>(acc[s], staging, &maps.out, out, tile.m * C::block_m + (warpgroup * kSubtiles + s) * 64,
+                          tile.n * C::block_n);
+        }
+      });
     }
     signalled = step.kind == kSignal;
-    if (step.kind != kGemm) continue;
-    step_begin(step.id);
-    u8* out = call.at(step.target, step.target_offset);
-    for_tiles<C>(call, step, me, [&](TilePosition tile) {
-      float acc[C::block_n / 2];
-#pragma unroll
-      for (int j = 0; j < C::block_n / 2; ++j) acc[j] = 0.f;
-      for (u32 k = 0; k < call.args->k; k += C::block_k) {
-        barrier_wait(call, step, &full[ring.stage], ring.parity);
-        wg_fence();
-        multiply_stage<C>(acc, smem + ring.stage * GemmLayout<C>::stage_bytes, warpgroup);
-        wg_commit();
-        wg_wait<0>();
-        if (thread() % 128 == 0) mb_arrive(&empty[ring.stage]);
-        ring.next();
-      }
-      if constexpr (C::link_clock) link.next(call, step, tile, warpgroup);
-      store_tile<C>(acc, out, tile.m * C::block_m + warpgroup * 64, step.rows, tile.n * C::block_n, call.args->n);
-    });
     step_end();
   }
+  bulk_wait<0>();
 }
 
 // Registers move from the loading to the multiplying warpgroups: 384 threads start at 168 each, 256 at 255.
@@ -198,25 +271,35 @@ template <class C> TS_DEV void gemm_role(const Call& call, const Maps& maps, con
   constexpr int kConsumers = GemmLayout<C>::consumers;
   u64* full = (u64*)(smem + GemmLayout<C>::barrier_offset);
   u64* empty = full + C::num_stages;
+  if constexpr (C::solo) grid_go();
   if (thread() == 0) {
+    prefetch_map(&maps.a[0]);
+    prefetch_map(&maps.b);
     for (int i = 0; i < C::num_stages; ++i) {
       mb_init(&full[i], 1);
-      mb_init(&empty[i], kConsumers);
+      mb_init(&empty[i], kConsumers * 4 * C::cluster_m);
     }
     mb_fence_init();
   }
   sync();
+  if constexpr (C::clusters) cluster_sync();
   if (thread() < 128) {
     if constexpr (kConsumers == 2) reg_dec<40>();
     if (thread() == 0) {
       gemm_producer<C>(call, maps, me, smem, full, empty);
       finish(call, call.args->last);
     }
+    if constexpr (C::splits) {
+      warp_sync();
+      cluster_sync();  // partial sums are complete
+    }
   } else {
     if constexpr (kConsumers == 2) reg_inc<232>();
-    gemm_consumer<C>(call, me, smem, full, empty);
-    named_barrier(1 + thread() / 128, 128);  // all stores of the warpgroup are issued before it counts as finished
-    if (thread() % 128 == 0) finish(call, call.args->last);
+    gemm_consumer<C>(call, maps, me, smem, full, empty);
+  }
+  if constexpr (C::clusters) {  // others of the cluster may still arrive at these barriers, or read these sums
+    sync();
+    cluster_sync();
   }
 }
 

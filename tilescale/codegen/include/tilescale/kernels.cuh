@@ -15,23 +15,33 @@
 #include "share.cuh"
 #include "sum.cuh"
 #include "copy.cuh"
+#include "gemm_store.cuh"
 #include "gemm.cuh"
+#include "small_m.cuh"
 
 namespace ts {
 
-template <class C> TS_DEV void execute(const Arguments& args, const Maps& maps, u8* smem) {
-  const Call call{&args, load_relaxed(&args.state->calls)};
-  const Block me = args.blocks[block()];
+template <class C> TS_DEV void walk(const Call& call, const Block& me, const Maps& maps, u8* smem) {
   if constexpr (C::has_copy && C::has_gemm) {
     if (me.role == kGemmRole) {
       gemm_role<C>(call, maps, me, smem);
     } else {
       copy_role<C>(call, me, smem);
     }
+  } else if constexpr (C::has_small_m) {
+    small_role<C>(call, maps, me, smem);
   } else if constexpr (C::has_gemm) {
     gemm_role<C>(call, maps, me, smem);
   } else {
     copy_role<C>(call, me, smem);
+  }
+}
+
+template <class C> TS_DEV void execute(const Arguments& args, const Maps& maps, u8* smem) {
+  if constexpr (C::solo) {  // one step, no counters, buffers of one version: nothing to look up
+    walk<C>(Call{&args, 0u}, Block{kGemmRole, 0u, 1u, block(), num_blocks()}, maps, smem);
+  } else {
+    walk<C>(Call{&args, load_relaxed(&args.state->calls)}, args.blocks[block()], maps, smem);
   }
 }
 

@@ -24,8 +24,14 @@ TS_DEV void sync() { __syncthreads(); }
 TS_DEV void named_barrier(u32 id, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 // Counts as `threads` arrive, without waiting for the others.
 TS_DEV void named_arrive(u32 id, u32 threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+// The threads of a warp, with what they wrote to shared memory.
+TS_DEV void warp_sync() { __syncwarp(); }
 template <int N> TS_DEV void reg_inc() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> TS_DEV void reg_dec() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
+
+// Kernels of one stream that may overlap: waits for the end of those before; lets the next one start its blocks.
+TS_DEV void grid_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+TS_DEV void grid_go() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // The emulator logs memory accesses under the step between these, and what a wait is for.
 TS_DEV void step_begin(u32) {}
@@ -100,6 +106,8 @@ TS_DEV bool mb_try_wait(u64* b, u32 parity) {
 }
 
 // ---- asynchronous copies -------------------------------------------------------------------------------------------
+// Brings a map near, so that the first copy that uses it need not wait for it.
+TS_DEV void prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 TS_DEV void tma_load_2d(void* smem, const TensorMap* map, u64* b, int x, int y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
@@ -170,11 +178,17 @@ TS_DEV u32 cluster_size() {
 TS_DEV void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+// What stands where `p` stands, in the shared memory of block `rank` of the cluster.
+template <class T> TS_DEV const T* cluster_at(const T* p, u32 rank) {
+  u64 found;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(found) : "l"(p), "r"(rank));
+  return (const T*)found;
+}
 // Arrives at the barrier that stands where `b` stands, in the shared memory of block `rank` of the cluster.
 TS_DEV void cluster_mb_arrive(u64* b, u32 rank) {
   asm volatile(
       "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}"
       ::"r"(shared_address(b)), "r"(rank) : "memory");
 }
 // One load from global memory lands in every block of `mask`, at the same place, and is counted by each one's barrier.
@@ -243,6 +257,7 @@ template <> TS_DEV float unpack1<Fp16>(u16 v) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(v));
   return f;
 }
+TS_DEV u64 pair_bits(float low, float high) { return (u64)__float_as_uint(low) | (u64)__float_as_uint(high) << 32; }
 template <class T> TS_DEV u16 pack1(float v) { return (u16)pack2<T>(v, 0.f); }
 
 }  // namespace ts

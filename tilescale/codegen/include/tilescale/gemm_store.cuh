@@ -1,0 +1,194 @@
+// How tiles of a product leave the block: from registers through shared memory, by tensor stores or, where no map covers the
+// target, by wide ones; straight from registers where rows are not aligned. And the sum over the blocks of a cluster that
+// share a contraction.
+#pragma once
+
+namespace ts {
+
+template <class Out> struct OutBytes { static constexpr int value = 2; };
+template <> struct OutBytes<Fp32> { static constexpr int value = 4; };
+
+// Two neighbouring outputs of a row; `n` odd forces single stores, since rows then lose their alignment.
+template <class Out> TS_DEV void store_pair(u8* out, u64 row, u32 column, u32 n, float low, float high) {
+  u8* p = out + (row * n + column) * OutBytes<Out>::value;
+  if (column >= n) return;
+  if constexpr (Same<Out, Fp32>::value) {
+    store((float*)p, low);
+    if (column + 1 < n) store((float*)p + 1, high);
+  } else {
+    if (n % 2u == 0u) {
+      store((u32*)p, pack2<Out>(low, high));
+    } else {
+      store((u16*)p, pack1<Out>(low));
+      if (column + 1 < n) store((u16*)p + 1, pack1<Out>(high));
+    }
+  }
+}
+
+struct alignas(16) Sums { float x, y, z, w; };
+
+// Four neighbouring outputs of a row.
+template <class Out> TS_DEV void store_four(u8* out, u64 row, u32 column, u32 n, Sums v) {
+  if (n % 4u != 0u) {
+    store_pair<Out>(out, row, column, n, v.x, v.y);
+    store_pair<Out>(out, row, column + 2, n, v.z, v.w);
+  } else if (column < n) {
+    u8* p = out + (row * n + column) * OutBytes<Out>::value;
+    if constexpr (Same<Out, Fp32>::value) {
+      store((Sums*)p, v);
+    } else {
+      store((u64*)p, pack2<Out>(v.x, v.y) | (u64)pack2<Out>(v.z, v.w) << 32);
+    }
+  }
+}
+
+// The accumulator of m64nN: thread t holds rows t / 32 * 16 + t % 32 / 4 (+ 8) and columns 8 j + t % 4 * 2 (+ 1).
+template <class C> TS_DEV void store_registers(const float (&acc)[C::block_n / 2], u8* out, u32 row, u32 rows, u32 column, u32 n) {
+  const u32 t = thread() % 128, first = row + t / 32 * 16 + t % 32 / 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const u32 r = first + half * 8;
+    if (r < rows) {
+#pragma unroll
+      for (int j = 0; j < C::block_n / 8; ++j)
+        store_pair<typename C::Out>(out, r, column + j * 8 + t % 4 * 2, n, acc[4 * j + 2 * half], acc[4 * j + 2 * half + 1]);
+    }
+  }
+}
+
+// Where the rows of a product go: `base` and rows of `n` elements; in the map of the output, from row `first` of `shard`.
+struct OutRows {
+  u8* base;
+  u32 rows, n, first, shard;
+};
+
+// A warp passes its 16 rows through shared memory, `store_columns` columns (64 or 128 bytes) at a time, in `store_buffers`
+// buffers that it uses in turn. The layout is that of the 128-byte swizzle, which keeps the warp on different banks.
+template <class C> struct Staging {
+  static constexpr u32 out_bytes = OutBytes<typename C::Out>::value;
+  static constexpr u32 row_bytes = C::store_columns * out_bytes;
+  static constexpr u32 buffer_bytes = 16 * row_bytes;
+  static constexpr u32 warp_bytes = C::store_buffers * buffer_bytes;
+  u8* buffers;      // of this warp
+  u32 chunks = 0;   // staged so far
+};
+TS_DEV u32 swizzled(u32 offset) { return offset ^ ((offset >> 7 & 7u) << 4); }
+
+template <class C, int kFirst> TS_DEV void stage_chunk(const float (&acc)[C::block_n / 2], u8* buffer) {
+  constexpr u32 kBytes = Staging<C>::out_bytes;
+  const u32 lane = thread() % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int j = 0; j < C::store_columns / 8; ++j) {
+      const int from = 4 * (kFirst / 8 + j) + 2 * half;
+      u8* to = buffer + swizzled((lane / 4 + half * 8) * Staging<C>::row_bytes + (j * 8 + lane % 4 * 2) * kBytes);
+      if constexpr (Same<typename C::Out, Fp32>::value) {
+        *(u64*)to = pair_bits(acc[from], acc[from + 1]);
+      } else {
+        *(u32*)to = pack2<typename C::Out>(acc[from], acc[from + 1]);
+      }
+    }
+  }
+}
+
+// A staged chunk to memory by 16-byte stores: to any address, rows and columns clipped.
+template <class C> TS_DEV void copy_chunk(const u8* buffer, const OutRows& out, u32 row, u32 column) {
+  constexpr u32 kUnits = Staging<C>::row_bytes / 16, kElements = 16 / Staging<C>::out_bytes;
+  const u32 lane = thread() % 32;
+#pragma unroll
+  for (u32 i = 0; i < kUnits / 2; ++i) {
+    const u32 r = i * (32 / kUnits) + lane / kUnits, c = lane % kUnits;
+    const U128 held = *(const U128*)(buffer + swizzled(r * Staging<C>::row_bytes + c * 16));
+    if (row + r < out.rows && column + c * kElements < out.n)
+      store((U128*)(out.base + ((u64)(row + r) * out.n + column) * Staging<C>::out_bytes + c * 16), held);
+  }
+}
+
+template <class C, int kFirst>
+TS_DEV void store_chunk(const float (&acc)[C::block_n / 2], Staging<C>& staging, const TensorMap* map, const OutRows& out, u32 row,
+                        u32 column) {
+  u8* buffer = staging.buffers + staging.chunks % C::store_buffers * Staging<C>::buffer_bytes;
+  ++staging.chunks;
+  if constexpr (C::store_tensor) bulk_wait_read<C::store_buffers - 1>();
+  warp_sync();  // nobody reads this buffer any more
+  stage_chunk<C, kFirst>(acc, buffer);
+  if constexpr (C::store_tensor) {
+    fence_async_smem();
+    warp_sync();
+    if (thread() % 32 == 0) {
+      if (row < out.rows && column + kFirst < out.n)
+        tma_store_3d(map, buffer, (int)(column + kFirst), (int)(out.first + row), (int)out.shard);
+      bulk_commit();
+    }
+  } else {
+    warp_sync();
+    copy_chunk<C>(buffer, out, row, column + kFirst);
+  }
+}
+
+template <class C, int kFirst>
+TS_DEV void store_chunks(const float (&acc)[C::block_n / 2], Staging<C>& staging, const TensorMap* map, const OutRows& out, u32 row,
+                         u32 column) {
+  store_chunk<C, kFirst>(acc, staging, map, out, row, column);
+  if constexpr (kFirst + C::store_columns < C::block_n) store_chunks<C, kFirst + C::store_columns>(acc, staging, map, out, row, column);
+}
+
+// 64 rows of a tile by a warpgroup, from `row` of the segment. Tensor stores go on while the next tile is multiplied.
+template <class C>
+TS_DEV void store_rows(const float (&acc)[C::block_n / 2], Staging<C>& staging, const TensorMap* map, const OutRows& out, u32 row,
+                       u32 column) {
+  if constexpr (C::store_staged) {
+    store_chunks<C, 0>(acc, staging, map, out, row + thread() % 128 / 32 * 16, column);
+  } else {
+    store_registers<C>(acc, out.base, row, out.rows, column, out.n);
+  }
+}
+
+// ---- a contraction shared by the blocks of a cluster -----------------------------------------------------------------
+// Partial sums in shared memory, fp32: rows of block_n + 8 values.
+template <class C> struct Partial { static constexpr u32 pitch = C::block_n + 8; };
+
+template <class C> TS_DEV void put_partial(const float (&acc)[C::block_n / 2], float* partial, u32 row) {
+  const u32 t = thread() % 128, first = row + t / 32 * 16 + t % 32 / 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float* to = partial + (first + half * 8) * Partial<C>::pitch + t % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < C::block_n / 8; ++j) {
+      to[8 * j] = acc[4 * j + 2 * half];
+      to[8 * j + 1] = acc[4 * j + 2 * half + 1];
+    }
+  }
+}
+
+// Four neighbouring sums over all blocks of the cluster, in their order.
+template <int kParts> TS_DEV Sums sum_parts(const float* own) {
+  Sums parts[kParts];
+#pragma unroll
+  for (u32 part = 0; part < kParts; ++part) parts[part] = *cluster_at((const Sums*)own, part);
+  Sums sum = parts[0];
+#pragma unroll
+  for (u32 part = 1; part < kParts; ++part) {
+    sum.x += parts[part].x;
+    sum.y += parts[part].y;
+    sum.z += parts[part].z;
+    sum.w += parts[part].w;
+  }
+  return sum;
+}
+
+// Sums this block's share of the tile over all blocks of the cluster, in their order, and stores it. `thread_index` of
+// `threads` work together.
+template <class C>
+TS_DEV void reduce_partials(const float* partial, const OutRows& out, u32 row, u32 column, u32 thread_index, u32 threads) {
+  constexpr u32 kFours = C::block_n / 4;
+#pragma unroll 4
+  for (u32 i = cluster_rank() * threads + thread_index; i < C::block_m * kFours; i += C::split_k * threads) {
+    const u32 r = i / kFours, c = i % kFours * 4;
+    const Sums sum = sum_parts<C::split_k>(partial + r * Partial<C>::pitch + c);
+    if (row + r < out.rows) store_four<typename C::Out>(out.base, row + r, column + c, out.n, sum);
+  }
+}
+
+}  // namespace ts

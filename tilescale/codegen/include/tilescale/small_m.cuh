@@ -1,0 +1,151 @@
+// Products of few rows (at most 64): B is read once, at the memory's rate. B fills the rows of the tensor core's
+// instruction and the rows of A its columns, so sums come out transposed. One thread loads B and A by TMA; a warpgroup
+// multiplies 64 columns of B. Blocks of a cluster share a contraction; its parts are summed in their order.
+#pragma once
+
+namespace ts {
+
+template <class C> struct SmallLayout {
+  static constexpr int consumers = C::block_n / 64;
+  static constexpr u32 b_bytes = C::block_n * C::block_k * 2;
+  static constexpr u32 a_bytes = C::block_m * C::block_k * 2;
+  static constexpr u32 stage_bytes = b_bytes + (a_bytes + 1023) / 1024 * 1024;
+  static constexpr u32 barrier_offset = C::num_stages * stage_bytes;
+  static constexpr u32 partial_offset = barrier_offset + (2 * C::num_stages * 8 + 15) / 16 * 16;
+  static constexpr u32 pitch = C::block_n + 4;  // of the sums of one row; the pad keeps a warp on different banks
+};
+
+// Calls `body(first column)` for the tiles that are this block's.
+template <class C, class Body> TS_DEV void for_columns(const Call& call, const Block& me, Body body) {
+  const u32 tiles = (call.args->n + C::block_n - 1) / C::block_n;
+  for (u32 t = me.index / C::split_k; t < tiles; t += me.gang / C::split_k) body(t * C::block_n);
+}
+
+template <class C> TS_DEV void small_producer(const Call& call, const Maps& maps, const Block& me, u8* smem, u64* full, u64* empty) {
+  constexpr u32 kStageBytes = SmallLayout<C>::b_bytes + SmallLayout<C>::a_bytes;
+  Ring<C::num_stages> ring;
+  const KRange range = k_range<C>(call);
+  if constexpr (C::solo) grid_wait();
+  for (u32 i = 0; i < me.num_steps; ++i) {
+    const Step step = step_of<C>(call, me, i);
+    step_begin(step.id);
+    for_columns<C>(call, me, [&](u32 column) {
+      for (u32 k = range.begin; k < range.end; ++k) {
+        u8* stage = smem + ring.stage * SmallLayout<C>::stage_bytes;
+        u64* arrived = &full[ring.stage];
+        barrier_wait(call, step, &empty[ring.stage], ring.parity ^ 1u);
+        mb_expect(arrived, kStageBytes);
+#pragma unroll
+        for (int s = 0; s < C::block_k / 64; ++s)
+          tma_load_2d(stage + s * C::block_n * 128, &maps.b, arrived, (int)(k * C::block_k + s * 64), (int)column);
+#pragma unroll
+        for (int s = 0; s < C::block_k / 64; ++s)
+          tma_load_3d(stage + SmallLayout<C>::b_bytes + s * C::block_m * 128, &maps.a[0], arrived,
+                      (int)(k * C::block_k + s * 64), (int)step.source_offset, (int)step.size);
+        ring.next();
+      }
+    });
+    step_end();
+  }
+}
+
+template <class C> TS_DEV void small_multiply(float (&acc)[C::block_m / 2], const u8* stage, u32 warpgroup, u32 add) {
+  const u8* a = stage + SmallLayout<C>::b_bytes;
+#pragma unroll
+  for (int kk = 0; kk < C::block_k / 16; ++kk) {
+    const Descriptor db = advance(desc_k_major(stage + kk / 4 * (C::block_n * 128) + warpgroup * 64 * 128), kk % 4 * 32);
+    const Descriptor da = advance(desc_k_major(a + kk / 4 * (C::block_m * 128)), kk % 4 * 32);
+    wgmma<C::block_m, false, typename C::Element>(acc, db, da, kk == 0 ? add : 1u);
+  }
+}
+
+// Sums of this warpgroup's 64 columns, to where those of a row of the output lie together.
+template <class C> TS_DEV void small_put(const float (&acc)[C::block_m / 2], float* sums, u32 warpgroup) {
+  const u32 t = thread() % 128, column = warpgroup * 64 + t / 32 * 16 + t % 32 / 4, row = t % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < C::block_m / 8; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[(8 * j + row + e % 2) * SmallLayout<C>::pitch + column + e / 2 * 8] = acc[4 * j + e];
+  }
+}
+
+// This block's share of the tile: summed over the parts, and stored.
+template <class C> TS_DEV void small_store(const Call& call, const Step& step, const float* sums, u32 column) {
+  constexpr u32 kFours = C::block_n / 4, kThreads = SmallLayout<C>::consumers * 128;
+  u8* out = call.at(step.target, step.target_offset);
+  const u32 part = C::splits ? cluster_rank() : 0u;
+  for (u32 i = part * kThreads + thread() - 128; i < step.rows * kFours; i += C::split_k * kThreads) {
+    const u32 row = i / kFours, c = i % kFours * 4;
+    const float* own = sums + row * SmallLayout<C>::pitch + c;
+    Sums sum = *(const Sums*)own;
+    if constexpr (C::splits) sum = sum_parts<C::split_k>(own);
+    store_four<typename C::Out>(out, row, column + c, call.args->n, sum);
+  }
+}
+
+template <class C> TS_DEV void small_consumer(const Call& call, const Block& me, u8* smem, u64* full, u64* empty) {
+  constexpr u32 kThreads = SmallLayout<C>::consumers * 128;
+  const u32 warpgroup = thread() / 128 - 1;
+  float* sums = (float*)(smem + SmallLayout<C>::partial_offset);
+  Ring<C::num_stages> ring;
+  const KRange range = k_range<C>(call);
+  for (u32 i = 0; i < me.num_steps; ++i) {
+    const Step step = step_of<C>(call, me, i);
+    step_begin(step.id);
+    for_columns<C>(call, me, [&](u32 column) {
+      float acc[C::block_m / 2];
+      for (u32 k = range.begin; k < range.end; ++k) {
+        barrier_wait(call, step, &full[ring.stage], ring.parity);
+        wg_fence();
+        small_multiply<C>(acc, smem + ring.stage * SmallLayout<C>::stage_bytes, warpgroup, k > range.begin);
+        wg_commit();
+        wg_wait<0>();
+        release<C>(&empty[ring.stage]);
+        ring.next();
+      }
+      small_put<C>(acc, sums, warpgroup);
+      if constexpr (C::splits) {
+        cluster_sync();  // the only tile of these blocks
+      } else {
+        named_barrier(kConsumersMeet, kThreads);
+      }
+      small_store<C>(call, step, sums, column);
+      if constexpr (!C::splits) named_barrier(kConsumersMeet, kThreads);
+    });
+    step_end();
+  }
+}
+
+template <class C> TS_DEV void small_role(const Call& call, const Maps& maps, const Block& me, u8* smem) {
+  u64* full = (u64*)(smem + SmallLayout<C>::barrier_offset);
+  u64* empty = full + C::num_stages;
+  if constexpr (C::solo) grid_go();
+  if (thread() == 0) {
+    prefetch_map(&maps.a[0]);
+    prefetch_map(&maps.b);
+    for (int i = 0; i < C::num_stages; ++i) {
+      mb_init(&full[i], 1);
+      mb_init(&empty[i], SmallLayout<C>::consumers * 4);
+    }
+    mb_fence_init();
+  }
+  sync();
+  if (thread() < 128) {
+    if (thread() == 0) {
+      small_producer<C>(call, maps, me, smem, full, empty);
+      finish(call, call.args->last);
+    }
+    if constexpr (C::splits) {
+      warp_sync();
+      cluster_sync();  // sums are complete
+    }
+  } else {
+    small_consumer<C>(call, me, smem, full, empty);
+  }
+  if constexpr (C::splits) {  // others may still read these sums
+    sync();
+    cluster_sync();
+  }
+}
+
+}  // namespace ts
