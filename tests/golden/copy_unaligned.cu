@@ -5,7 +5,9 @@ struct Config {
   static constexpr int threads = 512;
   static constexpr bool has_copy = true;
   static constexpr bool has_gemm = false;
+  static constexpr bool has_small_m = false;
   static constexpr bool has_sum = false;
+  static constexpr bool solo = false;
   static constexpr bool copy_tma = false;
   static constexpr int copy_unit = 16;
   static constexpr int copy_unroll = 4;
@@ -23,7 +25,9 @@ struct Config {
   static constexpr int threads = 32;
   static constexpr bool has_copy = true;
   static constexpr bool has_gemm = false;
+  static constexpr bool has_small_m = false;
   static constexpr bool has_sum = false;
+  static constexpr bool solo = false;
   static constexpr bool copy_tma = false;
   static constexpr int copy_unit = 16;
   static constexpr int copy_unroll = 4;

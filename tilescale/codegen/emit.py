@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
+from tilescale.codegen.maps import map_bytes, out_shard_bytes, tensor_maps
 from tilescale.codegen.program import (
     COUNTER_BYTES,
     STATE_BYTES,
@@ -15,7 +15,6 @@ from tilescale.codegen.program import (
     Program,
     ProgramLaunch,
     Slot,
-    TensorMapSpec,
     aligned,
 )
 from tilescale.codegen.table import (
@@ -34,25 +33,16 @@ from tilescale.codegen.table import (
     BlockRow,
     StepRow,
 )
+from tilescale.codegen.text import PRODUCTS, kernel_text, link_fs_per_byte
 from tilescale.errors import PlanError
 from tilescale.schedules import tile
 from tilescale.schedules.gather import SIGNAL_THREADS
 from tilescale.schedules.lower import lower
 from tilescale.schedules.plan import Copy, Gemm, Launch, Plan, Region, Role, Signal, Step, Sum, Wait
 from tilescale.schedules.schedule import Schedule
-from tilescale.schedules.sums import summed
-from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec
 
 NO_STEP = 0xFFFFFFFF
-PRODUCTS = ("gemm", "fused", "small_m")  # families of kernels that multiply
-ELEMENTS = {"bfloat16": "ts::Bf16", "float16": "ts::Fp16", "float32": "ts::Fp32"}
-
-
-def link_fs_per_byte(spec: Spec) -> int:
-    """How long a byte takes a link in the scale model, femtoseconds; 0 elsewhere, where links take their own time."""
-    link = spec.topology.link
-    return round(1e6 / link.gbps) if spec.topology.kind == "scale_model" and link is not None else 0
 
 
 def emit(spec: Spec, schedule: Schedule, plan: Plan | None = None) -> Program:
@@ -82,7 +72,7 @@ class _Emitter:
         return Program(
             op=plan.op, world=plan.world, kernels=tuple(self.kernels), slots=self.slots, placed=placed,
             counters=plan.counters, counters_offset=counters_offset, workspace_bytes=total,
-            maps=self._maps() if generated else (), n=n, k=k, ranks=ranks,
+            maps=tensor_maps(self.spec, self.schedule, plan, placed, n, k) if generated else (), n=n, k=k, ranks=ranks,
             link_fs_per_byte=link_fs_per_byte(self.spec))
 
     # -- launches ------------------------------------------------------------------------------------------------------
@@ -122,7 +112,7 @@ class _Emitter:
 
     def _kernel(self, launch: Launch) -> int:
         """Index of the kernel of a launch, added where it is new."""
-        kernel = kernel_text(self.spec, self.schedule, launch)
+        kernel = kernel_text(self.spec, self.schedule, launch, self.plan.buffers)
         if kernel not in self.kernels:
             self.kernels.append(kernel)
         return self.kernels.index(kernel)
@@ -175,8 +165,8 @@ class _Emitter:
                            target_offset=step.dst.offset, size=step.srcs[0].size)
         if not isinstance(step, Gemm):
             raise PlanError("a kernel family carries out every step", type(step).__name__, "lower it to copies")
-        shard, offset = divmod(step.a.offset, self._map_bytes())
-        out_shard, out_offset = divmod(step.out.offset, self._out_shard_bytes())
+        shard, offset = divmod(step.a.offset, map_bytes(self.plan))
+        out_shard, out_offset = divmod(step.out.offset, out_shard_bytes(self.plan))
         return StepRow(
             KIND_GEMM, number, counter=out_shard, per_call=out_offset // self.plan.goal.product_row_bytes,
             source=0 if step.a.buffer == "a" else 1, target=self._slot(step.out, rank),
@@ -205,46 +195,9 @@ class _Emitter:
             return self.slots.index(own)
         return self.slots.index(Slot(region.buffer, region.rank))
 
-    def _map_bytes(self) -> int:
-        """Bytes of the operand that one shard of a tensor map holds: all of it where nothing is gathered."""
-        goal = self.plan.goal
-        return goal.starts[-1] if goal.reduces else goal.starts[1] - goal.starts[0]
-
-    def _out_shard_bytes(self) -> int:
-        """Bytes of the rows of the output that one shard of the operand becomes."""
-        goal = self.plan.goal
-        return self._map_bytes() // goal.row_bytes * goal.product_row_bytes
-
     def _product(self) -> tuple[int, int]:
         step = next((s for launch in self.plan.ranks[0] for s in launch.steps if isinstance(s, Gemm)), None)
         return (step.n, step.k) if step else (0, 0)
-
-    def _maps(self) -> tuple[TensorMapSpec, ...]:
-        """A own, A gathered (a map a version), B, the output. Boxes of operands are 64 elements (128 bytes, the swizzle's
-        width) wide."""
-        s, goal = self.schedule, self.plan.goal
-        n, k = self._product()
-        a, b = self.spec.inputs[0], self.spec.inputs[1]
-        rows, shard = self._map_bytes() // goal.row_bytes, self._map_bytes()
-
-        def operand(buffer: str, version: int, shards: int) -> TensorMapSpec:
-            return TensorMapSpec(buffer, version, (k, rows, shards), (goal.row_bytes, shard), (64, s.block_m, 1), a.dtype)
-
-        own = operand("a", 0, 1)
-        gathered = [operand("gather", v, self.plan.world) for v in range(self.versions.get("gather", 0))]
-        gathered += [*gathered, own, own][: 2 - len(gathered)]
-        if b.order == "col":
-            map_b = TensorMapSpec("b", 0, (k, n), (k * b.itemsize,), (64, s.block_n // s.cluster_m), b.dtype)
-        else:
-            map_b = TensorMapSpec("b", 0, (n, k), (n * b.itemsize,), (64, s.block_k // s.cluster_m), b.dtype)
-        staging = tile.staging(self.spec, s)
-        map_out = own  # where nothing is stored through it
-        if staging.staged and _through_map(self.plan.ranks[0]):
-            shards = self.plan.buffer("out").size // self._out_shard_bytes()
-            map_out = TensorMapSpec("out", 0, (n, rows, shards), (goal.output_row_bytes, self._out_shard_bytes()),
-                                    (staging.columns, 16, 1), self.spec.output.dtype)
-        return (own, *gathered, map_b, map_out)
-
 
 def _slots(plan: Plan) -> Iterator[Slot]:
     for buffer in plan.buffers:
@@ -265,63 +218,3 @@ def _layout(plan: Plan) -> tuple[tuple[Placed, ...], int, int]:
             placed.append(Placed(buffer.name, at, stride if buffer.versions > 1 else 0))
             at += stride * buffer.versions
     return tuple(placed), counters_offset, at
-
-
-def _copy_unit(launch: Launch) -> int:
-    """The widest access that all copies of a launch, and all sources of its sums, are aligned to."""
-    unit = 16
-    for step in launch.steps:
-        if isinstance(step, Copy):
-            unit = math.gcd(unit, step.src.offset, step.dst.offset, step.src.size)
-        elif isinstance(step, Sum):
-            size = step.srcs[0].size
-            unit = math.gcd(unit, size, *(source.offset for source in step.srcs),
-                            step.dst.offset * size // step.dst.size)
-    return unit
-
-
-def _through_map(launches: Iterable[Launch]) -> bool:
-    """Whether products are stored in the output, of which there is a tensor map."""
-    return all(step.out.buffer == "out" for launch in launches for step in launch.steps if isinstance(step, Gemm))
-
-
-def kernel_text(spec: Spec, schedule: Schedule, launch: Launch) -> Kernel:
-    """The text of a launch: one struct of constants, one a line, and the entry point."""
-    copies = launch.family in ("copy", "fused", "signal", "sum")
-    multiplies = launch.family in PRODUCTS
-    config = dict(TRANSPORTS["peer_copy"].config)
-    if launch.family != "signal" and TRANSPORTS[schedule.transport].agent == "blocks":
-        config = dict(TRANSPORTS[schedule.transport].config)
-    constants: dict[str, int | bool] = {
-        "threads": launch.threads, "has_copy": copies, "has_gemm": multiplies,
-        "has_small_m": launch.family == "small_m", "has_sum": launch.family == "sum", "solo": spec.local and multiplies,
-        "copy_tma": copies and "copy_tile_bytes" in config,
-        "copy_unit": _copy_unit(launch) if copies else 16,
-        "copy_unroll": config.get("copy_unroll", 1) if copies else 1,
-        "copy_tile_bytes": config.get("copy_tile_bytes", 0) if copies else 0,
-        "copy_stages": config.get("copy_stages", 0) if copies else 0,
-    }
-    if launch.family == "sum":
-        constants["sum_sources"] = spec.world
-    remote = any(isinstance(step, Gemm) and step.out.rank != step.a.rank for step in launch.steps)
-    constants["link_clock"] = (copies or remote) and link_fs_per_byte(spec) > 0
-    if multiplies:
-        staging = tile.staging(spec, schedule)
-        constants |= {name: getattr(schedule, name) for name in
-                      ("block_m", "block_n", "block_k", "num_stages", "raster_group", "cluster_m", "split_k")}
-        constants |= {
-            "clusters": launch.cluster > 1, "splits": schedule.split_k > 1, "b_row_major": spec.inputs[1].order == "row",
-            "in_flight": tile.consumers(spec, schedule) == 1, "store_staged": staging.staged,
-            "store_tensor": staging.staged and _through_map([launch]),
-            "store_columns": staging.columns, "store_buffers": staging.buffers}
-    entry = f"tilescale_{launch.family}"
-    lines = [f"  static constexpr {'bool' if isinstance(v, bool) else 'int'} {name} = {str(v).lower()};"
-             for name, v in constants.items()]
-    if multiplies:
-        out = ELEMENTS[tile.product_dtype(spec)]
-        lines += [f"  using Element = {ELEMENTS[spec.inputs[0].dtype]};", f"  using Out = {out};"]
-    elif launch.family == "sum":
-        lines += [f"  using Part = {ELEMENTS[summed(spec).element]};", f"  using Out = {ELEMENTS[spec.output.dtype]};"]
-    text = "\n".join(["#include <tilescale/kernels.cuh>", "", "struct Config {", *lines, "};", "",
-                      f"TILESCALE_KERNEL({entry}, Config)", ""])
-    return Kernel(entry, text, spec.topology.gpu.arch)

@@ -245,7 +245,8 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps,
       }
       if (thread() == 128) signal_step(call, step, !signalled);
     } else {
-      const OutRows out{call.at(step.target, step.target_offset), step.rows, call.args->n, step.per_call, step.counter};
+      const u32 version = C::store_versions > 1 ? call.calls & 1u : 0u;  // each is a shard of the map
+      const OutRows out{call.at(step.target, step.target_offset), step.rows, call.args->n, step.per_call, step.counter + version};
       for_tiles<C>(call, step, me, [&](TilePosition tile) {
         float acc[kSubtiles][C::block_n / 2];
         multiply_tile<C>(call, step, acc, ring, smem, full, empty, range);

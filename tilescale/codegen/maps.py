@@ -1,0 +1,68 @@
+"""Tensor maps of a product: of its operands, and of where it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tilescale.codegen.program import Placed, TensorMapSpec
+from tilescale.schedules import tile
+from tilescale.schedules.plan import Buffer, Gemm, Launch, Plan
+from tilescale.schedules.schedule import Schedule
+from tilescale.spec.op import Spec
+
+BOX_ROWS = 16  # of a product: what a warp stores
+STORED = ("out", "partial")  # buffers that a tensor map may cover: a rank stores its whole product there
+
+
+def map_bytes(plan: Plan) -> int:
+    """Bytes of the operand that one shard of a tensor map holds: all of it where nothing is gathered."""
+    goal = plan.goal
+    return goal.starts[-1] if goal.reduces else goal.starts[1] - goal.starts[0]
+
+
+def out_shard_bytes(plan: Plan) -> int:
+    """Bytes of the product that one shard of the operand becomes."""
+    return map_bytes(plan) // plan.goal.row_bytes * plan.goal.product_row_bytes
+
+
+def stored_buffer(launches: Iterable[Launch], buffers: Sequence[Buffer]) -> Buffer | None:
+    """The buffer that all products of these launches of a rank are stored in, where tensor stores can reach it: its map
+    clips at the end of a shard, so segments that end before are made of whole boxes."""
+    steps = [step for launch in launches for step in launch.steps if isinstance(step, Gemm)]
+    names = {step.out.buffer if step.out.rank == step.a.rank else "" for step in steps}
+    name = names.pop() if len(names) == 1 else ""
+    if name not in STORED:
+        return None
+    found = next(buffer for buffer in buffers if buffer.name == name)
+    whole = name == "out" or all(step.m % BOX_ROWS == 0 or step.out.end == found.size for step in steps)
+    return found if whole else None
+
+
+def tensor_maps(spec: Spec, s: Schedule, plan: Plan, placed: Sequence[Placed], n: int, k: int) -> tuple[TensorMapSpec, ...]:
+    """A own, A gathered (a map a version), B, and the product. Boxes are 64 elements (128 bytes, the swizzle's width) wide.
+
+    A product with two versions has one in each shard of its map.
+    """
+    goal, versions = plan.goal, {buffer.name: buffer.versions for buffer in plan.buffers}
+    a, b = spec.inputs[0], spec.inputs[1]
+    shard, rows = map_bytes(plan), map_bytes(plan) // goal.row_bytes
+
+    def operand(buffer: str, version: int, shards: int) -> TensorMapSpec:
+        return TensorMapSpec(buffer, version, (k, rows, shards), (goal.row_bytes, shard), (64, s.block_m, 1), a.dtype)
+
+    own = operand("a", 0, 1)
+    gathered = [operand("gather", v, plan.world) for v in range(versions.get("gather", 0))]
+    gathered += [*gathered, own, own][: 2 - len(gathered)]
+    if b.order == "col":
+        map_b = TensorMapSpec("b", 0, (k, n), (k * b.itemsize,), (64, s.block_n // s.cluster_m), b.dtype)
+    else:
+        map_b = TensorMapSpec("b", 0, (n, k), (n * b.itemsize,), (64, s.block_k // s.cluster_m), b.dtype)
+    staging, stored = tile.staging(spec, s), stored_buffer(plan.ranks[0], plan.buffers)
+    map_out = own  # where nothing is stored through it
+    if staging.staged and stored is not None:
+        size = out_shard_bytes(plan)
+        stride = next((p.stride for p in placed if p.buffer == stored.name), 0) or size
+        shards = stored.versions if stored.versions > 1 else stored.size // size
+        map_out = TensorMapSpec(stored.name, 0, (n, rows, shards), (goal.product_row_bytes, stride),
+                                (staging.columns, BOX_ROWS, 1), tile.product_dtype(spec))
+    return (own, *gathered, map_b, map_out)

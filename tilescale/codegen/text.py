@@ -1,0 +1,91 @@
+"""Kernel texts: constants that the compiler must know, and the entry point."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tilescale.codegen.maps import stored_buffer
+from tilescale.codegen.program import Kernel
+from tilescale.schedules import tile
+from tilescale.schedules.plan import Buffer, Copy, Gemm, Launch, Sum
+from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.sums import summed
+from tilescale.schedules.transports import TRANSPORTS
+from tilescale.spec.op import Spec
+
+ELEMENTS = {"bfloat16": "ts::Bf16", "float16": "ts::Fp16", "float32": "ts::Fp32"}
+PRODUCTS = ("gemm", "fused", "small_m")  # families of kernels that multiply
+
+
+def link_fs_per_byte(spec: Spec) -> int:
+    """How long a byte takes a link in the scale model, femtoseconds; 0 elsewhere, where links take their own time."""
+    link = spec.topology.link
+    return round(1e6 / link.gbps) if spec.topology.kind == "scale_model" and link is not None else 0
+
+
+def _copy_unit(launch: Launch) -> int:
+    """The widest access that all copies of a launch, and all sources of its sums, are aligned to."""
+    unit = 16
+    for step in launch.steps:
+        if isinstance(step, Copy):
+            unit = math.gcd(unit, step.src.offset, step.dst.offset, step.src.size)
+        elif isinstance(step, Sum):
+            size = step.srcs[0].size
+            unit = math.gcd(unit, size, *(source.offset for source in step.srcs),
+                            step.dst.offset * size // step.dst.size)
+    return unit
+
+
+def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, buffers: Sequence[Buffer]) -> Kernel:
+    """The text of a launch: one struct of constants, one a line, and the entry point. `buffers`: those of its plan."""
+    constants = _copying(spec, schedule, launch)
+    if launch.family == "sum":
+        constants["sum_sources"] = spec.world
+    if launch.family in PRODUCTS:
+        constants |= _multiplying(spec, schedule, launch, buffers)
+    lines = [f"  static constexpr {'bool' if isinstance(v, bool) else 'int'} {name} = {str(v).lower()};"
+             for name, v in constants.items()]
+    if launch.family in PRODUCTS:
+        out = ELEMENTS[tile.product_dtype(spec)]
+        lines += [f"  using Element = {ELEMENTS[spec.inputs[0].dtype]};", f"  using Out = {out};"]
+    elif launch.family == "sum":
+        lines += [f"  using Part = {ELEMENTS[summed(spec).element]};", f"  using Out = {ELEMENTS[spec.output.dtype]};"]
+    entry = f"tilescale_{launch.family}"
+    text = "\n".join(["#include <tilescale/kernels.cuh>", "", "struct Config {", *lines, "};", "",
+                      f"TILESCALE_KERNEL({entry}, Config)", ""])
+    return Kernel(entry, text, spec.topology.gpu.arch)
+
+
+def _copying(spec: Spec, schedule: Schedule, launch: Launch) -> dict[str, int | bool]:
+    """Constants that every kernel has, and those of copies."""
+    copies = launch.family in ("copy", "fused", "signal", "sum")
+    multiplies = launch.family in PRODUCTS
+    config = dict(TRANSPORTS["peer_copy"].config)
+    if launch.family != "signal" and TRANSPORTS[schedule.transport].agent == "blocks":
+        config = dict(TRANSPORTS[schedule.transport].config)
+    remote = any(isinstance(step, Gemm) and step.out.rank != step.a.rank for step in launch.steps)
+    return {
+        "threads": launch.threads, "has_copy": copies, "has_gemm": multiplies,
+        "has_small_m": launch.family == "small_m", "has_sum": launch.family == "sum", "solo": spec.local and multiplies,
+        "copy_tma": copies and "copy_tile_bytes" in config,
+        "copy_unit": _copy_unit(launch) if copies else 16,
+        "copy_unroll": config.get("copy_unroll", 1) if copies else 1,
+        "copy_tile_bytes": config.get("copy_tile_bytes", 0) if copies else 0,
+        "copy_stages": config.get("copy_stages", 0) if copies else 0,
+        "link_clock": (copies or remote) and link_fs_per_byte(spec) > 0,
+    }
+
+
+def _multiplying(spec: Spec, schedule: Schedule, launch: Launch, buffers: Sequence[Buffer]) -> dict[str, int | bool]:
+    """Constants of a product."""
+    staging, stored = tile.staging(spec, schedule), stored_buffer([launch], buffers)
+    constants: dict[str, int | bool] = {
+        name: getattr(schedule, name)
+        for name in ("block_m", "block_n", "block_k", "num_stages", "raster_group", "cluster_m", "split_k")}
+    return constants | {
+        "clusters": launch.cluster > 1, "splits": schedule.split_k > 1, "b_row_major": spec.inputs[1].order == "row",
+        "in_flight": tile.consumers(spec, schedule) == 1, "store_staged": staging.staged,
+        "store_tensor": staging.staged and stored is not None,
+        "store_versions": stored.versions if stored is not None else 1,
+        "store_columns": staging.columns, "store_buffers": staging.buffers}
