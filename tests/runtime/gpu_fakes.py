@@ -186,10 +186,10 @@ class Ranks:
 
         def place(local: Local) -> torch.Tensor:
             dtype = getattr(torch, local.dtype)
-            address = self.machine.allocate(max(1, math.prod(local.shape)) * dtype.itemsize)  # an empty shard has a place
+            address = self.machine.allocate(max(1, math.prod(local.shape)) * dtype.itemsize)
             flat = torch.frombuffer(self.machine.memory[address], dtype=dtype)
             places[flat.data_ptr()] = address
             return flat.as_strided(local.shape, local.strides)
 
         return Device(torch, driver, FakeRankLibrary(driver), driver.create_stream(), contextlib.nullcontext, place,
-                      lambda tensor: places[tensor.data_ptr()], shared=True)
+                      lambda tensor: places[tensor.data_ptr()] if tensor.numel() else 0, shared=True)
