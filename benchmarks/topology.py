@@ -66,11 +66,13 @@ def main() -> int:
         "described": command,
         "cuda": cuda,
         "agree": {
-            "uuids": [gpu["uuid"] for gpu in command["gpus"]] == [gpu["uuid"] for gpu in cuda],
+            "uuids": {gpu["uuid"] for gpu in command["gpus"]} == {gpu["uuid"] for gpu in cuda},
             "sms": {gpu["sms"] for gpu in cuda} == {topology.gpu.sms},
             "peers": topology.link.peer_access == (not any(any(gpu["lacks"].values()) for gpu in cuda)),
             "digest": command["digest"] == topology.digest,
         },
+        # CUDA may count equal GPUs in an order of its own: ranks are therefore given their GPUs by UUID.
+        "same_order": [gpu["uuid"] for gpu in command["gpus"]] == [gpu["uuid"] for gpu in cuda],
     }
     known = json.loads(given.output.read_text()) if given.output.exists() else {"name": "topology", "machines": {}}
     known["machines"][topology.name] = entry

@@ -33,6 +33,7 @@ def see(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def install(setting: str | None = None, peers: tuple[int, ...] = tuple(range(8))) -> None:
         found = tuple(gpu(index, peers) for index in visible(EIGHT, setting))
         monkeypatch.setattr(gpu_placement, "devices", lambda: found)
+        monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
     return install
 
@@ -72,6 +73,17 @@ def test_case_b10_no_peer_access_is_refused_before_anything_starts(see: Any) -> 
         place(HOST.with_ranks(3))
     with pytest.raises(RunnerError, match=r"4xPCIe is described with peer_access = false"):
         place(ts.Topology.named("4xPCIe"))
+
+
+def test_case_b9_numbers_are_left_to_cuda_unless_it_counts_as_nvml_does(see: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    see("4,2,7,1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,2,7,1")
+    assert place(HOST.with_ranks(2)) == {"CUDA_VISIBLE_DEVICES": "GPU-4,GPU-2"}
+    monkeypatch.delenv("CUDA_DEVICE_ORDER")
+    assert place(HOST.with_ranks(2)) == {}
+    assert place(HOST.with_ranks(2), ["GPU-7", "GPU-1"]) == {"CUDA_VISIBLE_DEVICES": "GPU-7,GPU-1"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-4,GPU-2")
+    assert place(HOST.with_ranks(2)) == {"CUDA_VISIBLE_DEVICES": "GPU-4,GPU-2"}
 
 
 def test_without_nvml_ranks_see_what_their_parent_sees(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,10 @@ def topology(
             ],
         )
         if gpus:
+            from tilescale.spec import detect
+
+            if detect.numbers_are_cudas():
+                say("CUDA may number GPUs otherwise than shown: name them by UUID, or set CUDA_DEVICE_ORDER=PCI_BUS_ID")
             table(list(gpus[0]), [[_words(value) for value in each.values()] for each in gpus])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from tilescale.errors import RunnerError, TopologyError
-from tilescale.spec.detect import Device, devices
+from tilescale.spec.detect import Device, devices, numbers_are_cudas
 from tilescale.spec.topology import Topology
 
 
@@ -85,12 +85,13 @@ def check_pairs(topology: Topology, found: Sequence[Device]) -> None:
 
 def place(topology: Topology, gpus: Sequence[str] | None = None) -> dict[str, str]:
     """Variables by which the processes of a real topology's ranks see its GPUs alone, by UUID and in the order of ranks:
-    `gpus`, or the first that are visible here. Empty where NVML is missing: they see then what this process sees.
+    `gpus`, or the first that are visible here. Empty where NVML is missing, and where CUDA_VISIBLE_DEVICES holds numbers
+    that CUDA alone understands: ranks see then what this process sees, and say afterwards which GPUs those are.
 
     RunnerError where there are fewer GPUs than ranks, an unknown one, one twice, or a pair without peer access.
     """
     try:
-        here = {device.uuid: device for device in devices()}
+        here = {} if gpus is None and numbers_are_cudas() else {device.uuid: device for device in devices()}
     except TopologyError:
         here = {}
     wanted = list(gpus) if gpus is not None else list(here)[: topology.ranks]

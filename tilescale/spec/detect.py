@@ -87,6 +87,13 @@ def describe(found: tuple[Device, ...]) -> Topology:
     return Topology(name, "real", len(found), base.gpu, levels)
 
 
+def numbers_are_cudas() -> bool:
+    """Whether CUDA_VISIBLE_DEVICES holds numbers that CUDA may count otherwise than NVML does: it numbers GPUs by speed
+    unless CUDA_DEVICE_ORDER is PCI_BUS_ID, and equal ones in an order of its own (reversed, on a machine of two)."""
+    words = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    return any(word.isdigit() for word in words) and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
+
+
 def model_at_hand() -> str | None:
     """Model of the first visible GPU; None without a driver or a GPU. An undescribed model is a TopologyError."""
     try:
