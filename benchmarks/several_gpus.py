@@ -51,7 +51,6 @@ from tilescale.tuner.store import Store
 
 # Part: its share of the time. What one leaves goes to those that follow.
 SHARES = {"links": 0.12, "check": 0.15, "predictions": 0.14, "fidelity": 0.13, "tune": 0.46}
-PEERS = ("unfused", "nccl+cublas", "torch.symm_mem", "compute_only")
 QUICK = Bounds(minimum=6, maximum=20, batch=6, target=0.01)
 ROUNDS = 4
 GRACE_S = 5.0
@@ -231,7 +230,7 @@ class Run:
     def raced(self, spec: Spec, finalists: Sequence[Schedule], entry: dict[str, Any]) -> None:
         """The best of each kind in turn with the peers that can run here. Ours is the fastest finalist of the race; a
         ratio above 1 is slower than that. Races are long: a GPU that reaches its power cap is slower than in a search."""
-        names = [name for name in PEERS if self.sensible(spec, name)]
+        names = [name for name in baselines.NAMES if self.sensible(spec, name)]
         timings = self.runner.baselines(spec, names)
         entry["cannot_run"] = {name: timing.message[:300] for name, timing in timings.items() if not timing.ok}
         able = [name for name in names if timings[name].ok]

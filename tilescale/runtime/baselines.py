@@ -16,7 +16,7 @@ from tilescale.spec.op import Spec
 NAMES = {
     "unfused": "gather by peer copies, then one library product",
     "compute_only": "the library product alone, its operand gathered already",
-    "torch.symm_mem": "torch's symmetric memory operators, without multicast",
+    "torch.symm_mem": "torch's symmetric memory operators (ranks that share a GPU)",
     "nccl+cublas": "NCCL, then one library product (ranks with GPUs of their own)",
 }
 
@@ -50,10 +50,10 @@ class Timing:
 def names_for(spec: Spec) -> tuple[str, ...]:
     """The baselines that make sense for a spec."""
     multiplies = spec.operation.compute == "gemm"
-    nccl = "nccl+cublas" if spec.topology.kind == "real" else ""
-    # In the scale model a peer's copies are not charged to the link clock.
-    symmetric = "torch.symm_mem" if spec.topology.kind != "scale_model" else ""
-    return tuple(name for name in ("unfused", "compute_only" if multiplies else "", nccl, symmetric) if name)
+    peers = "nccl+cublas" if spec.topology.kind == "real" else "torch.symm_mem"
+    if spec.topology.kind == "scale_model":
+        peers = ""  # a peer's copies are not charged to the link clock
+    return tuple(name for name in ("unfused", "compute_only" if multiplies else "", peers) if name)
 
 
 def check_names(spec: Spec, names: tuple[str, ...]) -> None:

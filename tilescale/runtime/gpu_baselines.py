@@ -134,7 +134,7 @@ def _group(rank: Rank, meet: Meet, backend: str) -> Any:
         port = meet(store.port if store is not None else 0)[0]
         if store is None:
             store = distributed.TCPStore("127.0.0.1", port, rank.world, False, wait_for_workers=False)
-        os.environ.setdefault("LOCAL_RANK", "0" if rank.device.shared else str(rank.rank))
+        os.environ.setdefault("LOCAL_RANK", "0")
         distributed.init_process_group("gloo", store=store, rank=rank.rank, world_size=rank.world)
         _GROUPS["gloo"] = distributed.group.WORLD
     if backend not in _GROUPS:
