@@ -105,7 +105,8 @@ class Rank:
     def right(self, call: int, b: Any, out: Any) -> bool:
         whole = self.torch.cat([self.inputs(call, r)[0] for r in range(self.world)]).cuda().double()
         reference = whole @ b.double()
-        bound = self.torch.finfo(self.torch.bfloat16).eps / 2 * reference.abs() + 2.0**-23 * b.shape[0] * (whole.abs() @ b.double().abs())
+        rounding = self.torch.finfo(self.torch.bfloat16).eps / 2 * reference.abs()
+        bound = rounding + 2.0**-23 * b.shape[0] * (whole.abs() @ b.double().abs())
         return bool(((out.double() - reference).abs() <= bound).all())
 
     def timed(self) -> None:

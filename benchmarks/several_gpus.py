@@ -3,10 +3,10 @@
     benchmarks/several_gpus.sh -o DIR                # all GPUs that are visible; at most 9 minutes
     benchmarks/several_gpus.sh -o DIR --shared 2     # ranks share one GPU: the same, of its memory
     python benchmarks/several_gpus.py -o DIR --fake 2 --short   # no GPU: made-up times, to try the script
-    python benchmarks/several_gpus.py --predict      # write predictions down, before the first run
+    python benchmarks/several_gpus.py --predict      # write predictions down, before workloads first run
 
 Parts, each with its share of --seconds, chosen with --only: links (calibration), check (every operation that has kernels,
-against fp64), predictions (those of benchmarks/predictions.json), fidelity (a recorded space of the scale model, on real
+against fp64), predictions (those of benchmarks/predictions), fidelity (a recorded space of the scale model, on real
 links), tune (workloads of a model, on top of what the parts before have measured, then raced with the peers: NCCL with
 cuBLAS, torch's symmetric memory).
 DIR gets several_gpus.json, links.json, topology.toml and perf.db as results come, so a run that is ended loses nothing.
@@ -183,15 +183,16 @@ class Run:
 
     def checked(self, spec: Spec, wrong: list[str], ends: float) -> dict[str, Any]:
         """Schedules of every kind, each right on three calls against fp64 before it is timed."""
-        found: dict[str, Any] = {"label": spec.label, "right": 0, "not_reached": 0, "us": {}}
+        found: dict[str, Any] = {"label": spec.label, "seen": 0, "right": 0, "not_reached": 0, "us": []}
         kinds = sample(Space(spec), 4 if self.given.short else 40)
         for start in range(0, len(kinds), 8):
             if time.monotonic() > ends:
                 found["not_reached"] = len(kinds) - start
                 break
             for m in self.runner.measure(spec, kinds[start : start + 8]):
+                found["seen"] += 1
                 found["right"] += m.ok
-                found["us"][m.schedule.label] = finite(m.value_us) if m.ok else f"{m.status}: {m.message[:200]}"
+                found["us"].append([m.schedule.label, finite(m.value_us) if m.ok else f"{m.status}: {m.message[:200]}"])
                 if not m.ok:
                     wrong.append(f"{spec.label}: {m.schedule.label}: {m.status}: {m.message[:200]}")
         return found
@@ -257,9 +258,7 @@ class Run:
         if self.given.short:  # its workloads are smaller than those that were written down
             entries: Mapping[str, Any] = predictions.predicted(self.topology, 4, small=True)
         else:
-            document = predictions.read(self.given.predictions)
-            row |= {"digest": document["digest"], "written": document["written"]}
-            entries = document["worlds"].get(str(self.topology.world), {})
+            entries = predictions.read(self.given.predictions).get(str(self.topology.world), {})
         specs, _ = workloads.tuned(self.topology, self.given.workloads, self.given.short)
         row["workloads"], pairs = {}, []
         known = [name for name in specs if name in entries]
@@ -268,6 +267,7 @@ class Run:
             mine = self.measured(specs[name], predictions.schedules(entries[name]), ends)
             pairs += mine
             row["workloads"][name] = {
+                **{key: entries[name][key] for key in ("digest", "written") if key in entries[name]},
                 **predictions.score(mine), "rows": [[entry["label"], entry["us"], round(us, 2)] for entry, us in mine]}
             row["all"] = predictions.score(pairs)
             self.save()
@@ -323,7 +323,7 @@ def table(result: Mapping[str, Any]) -> list[str]:
     parts = result["parts"]
     lines = [f"{result['topology']}: {len(set(result.get('uuids', [])))} GPUs, {result.get('source', '')}"]
     for op, entry in parts.get("check", {}).get("ops", {}).items():
-        seen, missed = len(entry["us"]), entry["not_reached"]
+        seen, missed = entry["seen"], entry["not_reached"]
         lines.append(f"check {op:15s} {entry['right']:3d} of {seen:3d} right, {missed} not reached")
     for name, entry in parts.get("tune", {}).get("workloads", {}).items():
         ratios = "  ".join(f"{peer} {ratio:.2f}" for peer, ratio in entry.get("over_ours", {}).items())
@@ -365,11 +365,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--shared", type=int, metavar="RANKS")
     parser.add_argument("--fake", type=int, metavar="RANKS")
     parser.add_argument("--short", action="store_true", help="small shapes and few candidates")
-    parser.add_argument("--predictions", type=Path, default=predictions.FILE)
-    parser.add_argument("--predict", action="store_true", help="write --predictions and end")
+    parser.add_argument("--predictions", type=Path, default=predictions.FOLDER)
+    parser.add_argument("--predict", nargs="?", const="2,4,8", metavar="WORLDS", help="add to --predictions, and end")
     given = parser.parse_args(arguments)
     if given.predict:
-        print(predictions.write(given.predictions))
+        worlds = [int(word) for word in given.predict.split(",")]
+        print(predictions.write(given.predictions, worlds) or "every workload that has kernels is predicted")
         return 0
     return Run(given).run()
 

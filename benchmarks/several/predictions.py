@@ -1,6 +1,7 @@
-"""Predicted times, written down before the first run on several GPUs, and scored after it.
+"""Predicted times, written down before workloads first run on several GPUs, and scored after that.
 
-The file holds schedules and times by number of ranks and workload, and a digest of all that, which a result repeats.
+A file holds schedules and times by number of ranks and workload, and is named by a digest of all that, which results
+repeat. Files are added, for workloads that no other one holds, and never changed.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,17 @@ from tilescale.spec.topology import Topology
 from tilescale.tuner.record_space import sample
 
 MACHINE = "8xH200-NVSwitch"
-FILE = common.ROOT / "benchmarks" / "predictions.json"
+FOLDER = common.ROOT / "benchmarks" / "predictions"
 SCHEDULES = 24  # a workload: every kind, the one expected to be best and others
 
 
-def predicted(topology: Topology, count: int, small: bool = False) -> dict[str, Any]:
-    """By workload: the spec, and `count` schedules with their predicted microseconds and interval."""
+def predicted(topology: Topology, count: int, small: bool = False, without: Container[str] = ()) -> dict[str, Any]:
+    """By workload, but for some: the spec, and `count` schedules with their predicted microseconds and interval."""
     specs, _ = workloads.tuned(topology, small=small)
     found = {}
     for name, spec in specs.items():
+        if name in without:
+            continue
         rows = []
         for schedule in sample(Space(spec), count):
             time = ts.predict(spec, schedule)
@@ -43,9 +46,14 @@ def predicted(topology: Topology, count: int, small: bool = False) -> dict[str, 
     return found
 
 
-def write(path: Path, worlds: tuple[int, ...] = (2, 4, 8), count: int = SCHEDULES) -> str:
-    """Write the file down; returns its digest."""
-    topologies = {str(world): predicted(Topology.named(MACHINE, world), count) for world in worlds}
+def write(folder: Path, worlds: Sequence[int] = (2, 4, 8), count: int = SCHEDULES) -> Path | None:
+    """Write down what no file of the folder holds; returns the new file, or None where nothing was left to predict."""
+    known = read(folder)
+    topologies = {str(world): predicted(Topology.named(MACHINE, world), count, without=known.get(str(world), {}))
+                  for world in worlds}
+    topologies = {world: entries for world, entries in topologies.items() if entries}
+    if not topologies:
+        return None
     link = Topology.named(MACHINE).link
     body = {"machine": MACHINE, "link_gbps": link.gbps, "latency_us": link.latency_us, "worlds": topologies}
     document = {
@@ -55,8 +63,10 @@ def write(path: Path, worlds: tuple[int, ...] = (2, 4, 8), count: int = SCHEDULE
         "digest": digest(body),
         **body,
     }
-    path.write_text(json.dumps(document, indent=None) + "\n")
-    return str(document["digest"])
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{document['digest']}.json"
+    path.write_text(json.dumps(document) + "\n")
+    return path
 
 
 def digest(body: Mapping[str, Any]) -> str:
@@ -65,12 +75,18 @@ def digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The file; SystemExit where it was changed after it was written."""
-    document: dict[str, Any] = json.loads(path.read_text())
-    if digest(document) != document["digest"]:
-        raise SystemExit(f"{path} holds what was predicted; got: digest {digest(document)} for {document['digest']}")
-    return document
+def read(folder: Path) -> dict[str, dict[str, Any]]:
+    """What all files hold: entries by number of ranks and workload, each with the `digest` of its file and when that was
+    `written`. SystemExit where a file was changed after it was written."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(folder.glob("*.json")):
+        document: dict[str, Any] = json.loads(path.read_text())
+        if not digest(document) == document["digest"] == path.stem:
+            raise SystemExit(f"{path} holds what was predicted; got: digest {digest(document)} for {document['digest']}")
+        kept = {key: document[key] for key in ("digest", "written")}
+        for world, entries in document["worlds"].items():
+            found.setdefault(world, {}).update({name: {**entry, **kept} for name, entry in entries.items()})
+    return found
 
 
 def schedules(entry: Mapping[str, Any]) -> list[tuple[Schedule, Mapping[str, Any]]]:

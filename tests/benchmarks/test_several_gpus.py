@@ -47,7 +47,7 @@ def test_one_command_does_every_part_and_leaves_its_results(tmp_path: Path) -> N
     checked = found["parts"]["check"]
     assert set(checked["ops"]) | set(checked["without_kernels"]) == set(OPERATIONS.names())
     assert set(checked["ops"]) >= KERNELS, "an operation with kernels is not checked on real links"
-    assert all(op["right"] == len(op["us"]) > 0 for op in checked["ops"].values())
+    assert all(op["right"] == op["seen"] > 0 for op in checked["ops"].values())
     for workload in found["parts"]["tune"]["workloads"].values():
         assert workload["over_ours"]["nccl+cublas"] > 1
         assert workload["raced_us"]["tilescale"] == min(us for us in workload["raced_us"].values())
@@ -71,7 +71,7 @@ def one(tmp_path: Path) -> Any:
     def make(*parts: str, seconds: float = 60.0) -> Any:
         return several_gpus.Run(argparse.Namespace(
             output=tmp_path, seconds=seconds, only=",".join(parts), workloads="", trials=4, ranks=None, gpus=None,
-            shared=None, fake=2, short=True, predictions=several_gpus.predictions.FILE))
+            shared=None, fake=2, short=True, predictions=several_gpus.predictions.FOLDER))
 
     return make
 
@@ -116,18 +116,38 @@ def test_a_wrong_result_fails_the_check_and_is_named(one: Any, monkeypatch: pyte
 def test_predictions_are_those_that_were_written_down(tmp_path: Path) -> None:
     from several import predictions, workloads
 
-    document = predictions.read(predictions.FILE)
-    for world, entries in document["worlds"].items():
-        topology = ts.Topology.named(document["machine"], int(world))
+    for world, entries in predictions.read(predictions.FOLDER).items():
+        topology = ts.Topology.named(predictions.MACHINE, int(world))
         for name, entry in entries.items():
+            assert entry["digest"]
+            assert entry["written"]
             spec = workloads.TUNED[name](topology)
             rows = predictions.schedules(entry)
             assert all(first_broken(spec, schedule) is None for schedule, _ in rows), name
             assert len({schedule.digest for schedule, _ in rows}) == len(rows)
-    document["worlds"]["2"]["ag_gemm.mlp_up_8192"]["rows"][0]["us"] += 1
-    (tmp_path / "changed.json").write_text(json.dumps(document))
+    path = sorted(predictions.FOLDER.glob("*.json"))[0]
+    document = json.loads(path.read_text())
+    next(iter(document["worlds"]["2"].values()))["rows"][0]["us"] += 1
+    (tmp_path / path.name).write_text(json.dumps(document))
     with pytest.raises(SystemExit, match="what was predicted"):
-        predictions.read(tmp_path / "changed.json")
+        predictions.read(tmp_path)
+
+
+def test_what_is_predicted_already_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from several import predictions, workloads
+
+    monkeypatch.setattr(workloads, "TUNED", {"all_gather.one": workloads.moved("all_gather", 256, 64)})
+    first = predictions.write(tmp_path, [2], 4)
+    assert first is not None
+    assert predictions.write(tmp_path, [2], 4) is None
+    monkeypatch.setattr(workloads, "TUNED", {**workloads.TUNED, "all_gather.two": workloads.moved("all_gather", 512, 64)})
+    second = predictions.write(tmp_path, [2, 4], 4)
+    assert second is not None
+    entries = predictions.read(tmp_path)
+    both = ["all_gather.one", "all_gather.two"]
+    assert {world: sorted(found) for world, found in entries.items()} == {"2": both, "4": both}
+    assert entries["2"]["all_gather.one"]["digest"] == first.stem
+    assert entries["2"]["all_gather.two"]["digest"] == second.stem
 
 
 def test_scores() -> None:
