@@ -230,7 +230,7 @@ def open_gpu(context: RankContext) -> Device:
         raise RunnerError("ranks of a real topology have a GPU each", f"rank {context.rank} sees {devices} GPUs",
                           "use Topology.shared_gpu or .scale_model on one GPU")
     torch.cuda.set_device(ordinal)
-    os.environ.setdefault("LOCAL_RANK", str(ordinal))  # torch's symmetric memory and NCCL look for it
+    os.environ["LOCAL_RANK"] = str(ordinal)  # for torch and NCCL; under torchrun the one of the parent is here
     torch.zeros(1, device="cuda")  # makes the primary context
     matmul = torch.backends.cuda.matmul
     matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = False
