@@ -24,10 +24,15 @@ def header(name: str) -> dict[str, Any]:
     """The first keys of a result."""
     return {
         "name": name,
-        "command": " ".join(["python", *sys.argv]),
+        "command": command(),
         "version": version(),
         "environment": environment(),
     }
+
+
+def command() -> str:
+    """The command line; of paths outside of the checkout the name alone."""
+    return " ".join(["python", *(Path(word).name if Path(word).is_absolute() else word for word in sys.argv)])
 
 
 def environment() -> dict[str, str]:

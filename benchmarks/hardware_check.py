@@ -1,7 +1,8 @@
-"""Every kernel family on one GPU, ranks as threads of this process: right on exact integers, three calls, and how long.
+"""Every generated kernel family on one GPU, ranks as threads of this process: right on exact integers, and how long.
 
     python benchmarks/hardware_check.py [-o FILE]
 
+Three calls each. Library products are no kernel family: check_runner.py checks schedules with them, in rank processes.
 The shapes are those that the emulator runs (smaller tables, the same binaries) and one large one a family. Times are of
 ranks that share a GPU without a barrier before each sample: for orientation only, and so they are not stored as measured.
 """
@@ -73,29 +74,6 @@ class Meeting:
         return exchange
 
 
-class TorchProducts:
-    """Library products by torch.mm on tensors made from addresses."""
-
-    def multiply(self, a: Any, b: Any, out: Any, stream: int) -> None:
-        with torch.cuda.stream(torch.cuda.ExternalStream(stream)):
-            torch.mm(view(a), view(b), out=view(out))
-
-
-def view(matrix: Any) -> torch.Tensor:
-    class Memory:
-        __cuda_array_interface__ = {
-            "shape": (
-                1 + sum((s - 1) * t for s, t in zip((matrix.rows, matrix.columns), matrix.strides, strict=True)),
-            ),
-            "typestr": "<i2" if matrix.dtype != "float32" else "<f4",
-            "data": (matrix.address, False),
-            "version": 3,
-        }
-
-    flat = torch.as_tensor(Memory(), device="cuda").view(DTYPES[matrix.dtype])
-    return torch.as_strided(flat, (matrix.rows, matrix.columns), matrix.strides)
-
-
 def prepared(spec: Spec, program: Any, binaries: dict[str, bytes]) -> list[PreparedOperation]:
     meeting, made = Meeting(spec.world), [None] * spec.world
     failures: list[BaseException] = []
@@ -110,7 +88,6 @@ def prepared(spec: Spec, program: Any, binaries: dict[str, bytes]) -> list[Prepa
                 driver,
                 meeting.of(rank),
                 Modules(driver, binaries),
-                library=TorchProducts(),
                 time_limit_s=TIME_LIMIT_S,
             )
         except BaseException as error:  # noqa: BLE001 (raised again by the caller)
@@ -125,15 +102,6 @@ def prepared(spec: Spec, program: Any, binaries: dict[str, bytes]) -> list[Prepa
     if failures:
         raise failures[0]
     return made
-
-
-def warm_library() -> None:
-    """Load the library's products first: loading waits for the kernels of this process, and those of peers spin in it."""
-    for m in (64, 1024, 4096):
-        for dtype in (torch.bfloat16, torch.float16):
-            a = torch.ones(m, 512, device="cuda", dtype=dtype)
-            torch.mm(a, a.new_ones(2560, 512).t())
-    torch.cuda.synchronize()
 
 
 def integers(shape: Sequence[int], dtype: str, generator: torch.Generator) -> torch.Tensor:
@@ -151,7 +119,6 @@ def run(spec: Spec, schedule: Schedule, plan: Any, compiler: Compiler, timed: bo
         binaries[kernel.digest] = binary.cubin
     operations = prepared(spec, program, binaries)
     streams = [torch.cuda.Stream() for _ in range(spec.world)]
-    warm_library()
     generator = torch.Generator("cuda").manual_seed(0)
     wrong = 0
     a, b, out = spec.inputs[0], spec.inputs[1] if len(spec.inputs) > 1 else None, spec.output
@@ -255,7 +222,6 @@ def families() -> dict[str, tuple[Spec, Schedule]]:
     small = replace(fused, block_m=64, block_n=128, num_stages=3)
     copy = Schedule(overlap="fused", compute="generated", chunk_rows=256, depth=2, num_comm_blocks=4)
     none = {"overlap": "none", "chunk_rows": 0, "depth": 1}
-    library = {"compute": "library", "block_m": 0, "block_n": 0, "block_k": 0, "num_stages": 0, "raster_group": 0}
     found: dict[str, tuple[Spec, Schedule]] = {}
     for transport in ("peer_copy", "tma", "copy_engine"):
         blocks = {"num_comm_blocks": 0} if transport == "copy_engine" else {}
@@ -265,8 +231,6 @@ def families() -> dict[str, tuple[Spec, Schedule]]:
             found[f"ag_gemm fused {name}"] = (product(), replace(fused, **base))
             found[f"ag_gemm chunked {name}"] = (product(), replace(small, **base, overlap="chunked"))
             found[f"ag_gemm none {name}"] = (product(), replace(fused, **base, **none))
-            found[f"ag_gemm chunked library {name}"] = (product(), replace(fused, **base, overlap="chunked", **library))
-            found[f"ag_gemm none library {name}"] = (product(), replace(fused, **base, **none, **library))
             found[f"all_gather none {name}"] = (gather(), replace(copy, **base, **none))
             if transport != "copy_engine" or direction == "push":
                 found[f"all_gather fused {name}"] = (gather(), replace(copy, **base))

@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -44,6 +44,7 @@ class FakeRankDriver(FakeDriver):
         self._graphs: dict[int, list[Callable[[], None]]] = {}
         self.replays = 0
         self.fits = 1
+        self.lacks = ""
 
     def synchronize(self, stream: int) -> None:
         self._barrier.wait()
@@ -54,6 +55,9 @@ class FakeRankDriver(FakeDriver):
         handle = self._handle()
         self.functions[handle] = (b"", entry)
         return handle
+
+    def reach(self, uuids: Sequence[str]) -> list[str]:
+        return [self.lacks for _ in uuids]
 
     def resident_blocks(self, function: int, threads: int, shared_bytes: int) -> int:
         return self.fits

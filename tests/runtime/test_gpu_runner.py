@@ -88,6 +88,16 @@ def test_b9_ranks_that_share_a_gpu_by_accident_are_refused_with_their_gpus(make:
     assert [fact.uuid for fact in facts] == ["gpu-c", "gpu-a"]
 
 
+@pytest.mark.parametrize("world", [3, 6])
+def test_b8_any_number_of_gpus_of_a_host_is_measured_on(make: Make, world: int) -> None:
+    real = ts.Topology.named("8xH200-NVSwitch").with_ranks(world)
+    spec = ts.redistribute(ts.Tensor((96 * world, 64), "bfloat16", ts.FullRow), to=ts.Replicate, topology=real)
+    uuids = [f"gpu-{world - rank}" for rank in range(world)]
+    (found,) = make(real, uuids=uuids, sms=132).measure(spec, [one_schedule(spec, transport="peer_copy")])
+    assert (found.status, found.source, found.value_us) == ("ok", "measured", 100.0 + world - 1)
+    assert dict(found.environment)["uuids"] == ",".join(uuids)
+
+
 @pytest.mark.parametrize(("told", "rule"), [
     ({"uuids": ["gpu-a", "gpu-b"]}, "share one GPU"), ({"sms": 66}, "may use 64 SMs"), ({"absent": [0, 3]}, "3 absent"),
 ])

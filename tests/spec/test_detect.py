@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,7 @@ class NvmlError(Exception):
     pass
 
 
-def fake_nvml(names: list[str], links: int = 18, peers: bool = True, fabric: bool = True) -> Any:
+def fake_nvml(names: list[str], links: int = 18, peers: bool = True, fabric: bool = True, **more: Any) -> Any:
     def fabric_info(handle: int, info: Any) -> None:
         # ctypes.byref hands over a reference; _obj is the structure behind it.
         info._obj.state = 3 if fabric else 0
@@ -40,7 +41,10 @@ def fake_nvml(names: list[str], links: int = 18, peers: bool = True, fabric: boo
         NVMLError=NvmlError,
         NVML_NVLINK_MAX_LINKS=18,
         NVML_FEATURE_ENABLED=1,
-        NVML_P2P_CAPS_INDEX_READ=0,
+        NVML_P2P_CAPS_INDEX_READ=(0,),  # as pynvml has it
+        NVML_P2P_CAPS_INDEX_WRITE=1,
+        NVML_P2P_CAPS_INDEX_ATOMICS=3,
+        NVML_NVLINK_DEVICE_TYPE_SWITCH=2,
         NVML_P2P_STATUS_OK=0,
         NVML_GPU_FABRIC_STATE_COMPLETED=3,
         c_nvmlGpuFabricInfo_t=FabricInfo,
@@ -51,9 +55,25 @@ def fake_nvml(names: list[str], links: int = 18, peers: bool = True, fabric: boo
         nvmlDeviceGetUUID=lambda handle: UUIDS[handle].encode(),
         nvmlDeviceGetName=lambda handle: names[handle],
         nvmlDeviceGetNvLinkState=link_state,
-        nvmlDeviceGetP2PStatus=lambda handle, other, capability: 0 if peers else 1,
+        nvmlDeviceGetP2PStatus=lambda handle, other, capability: 0 if peers and isinstance(capability, int) else 1,
         nvmlDeviceGetGpuFabricInfo=fabric_info,
+        **more,
     )
+
+
+def bus(handle: int) -> str:
+    return f"00000000:{handle:02X}:00.0"
+
+
+def ends_at(partner: dict[int, int]) -> dict[str, Any]:
+    """NVML of a board whose links end at the GPU that `partner` names, or at a switch for GPUs that it does not."""
+    return {
+        "nvmlDeviceGetPciInfo": lambda handle: SimpleNamespace(busId=bus(handle).encode()),
+        "nvmlDeviceGetNvLinkRemoteDeviceType": lambda handle, link: 0 if handle in partner else 2,
+        "nvmlDeviceGetNvLinkRemotePciInfo": lambda handle, link: SimpleNamespace(busId=bus(partner[handle]).encode()),
+        "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=141 << 30),
+        "nvmlDeviceGetNumGpuCores": lambda handle: 132 * 128,
+    }
 
 
 @pytest.fixture
@@ -87,6 +107,30 @@ def test_case_b10_links_that_are_missing(install: Any) -> None:
     assert (pcie.kind, pcie.peer_access, pcie.multicast) == ("pcie", False, False)
     install(fake_nvml(["NVIDIA H100 PCIe"] * 4, links=0, peers=False))
     assert Topology.detect().digest == Topology.named("4xPCIe").digest
+
+
+def test_links_say_where_they_end(install: Any) -> None:
+    install(fake_nvml(["NVIDIA H200"] * 3, **ends_at({})))
+    first = detect.devices()[0]
+    assert (first.switch_links, first.direct, first.peers, first.atomics) == (18, (), (1, 2), (1, 2))
+    assert (first.bus, first.numa, first.memory_bytes, first.cores) == (bus(0).lower(), -1, 141 << 30, 16896)
+    assert Topology.detect().link.kind == "nvlink4-nvswitch"
+
+
+def test_case_b10_gpus_that_nvlink_joins_in_pairs(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(fake_nvml(["NVIDIA H200"] * 4, **ends_at({0: 1, 1: 0, 2: 3, 3: 2})))
+    assert [device.direct for device in detect.devices()] == [(1,), (0,), (3,), (2,)]
+    assert Topology.detect().link.kind == "pcie"  # between the pairs
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,2")
+    assert Topology.detect().link.kind == "nvlink4-nvswitch"
+
+
+def test_the_numa_node_is_that_of_the_bus(tmp_path: Path) -> None:
+    folder = tmp_path / "0000:17:00.0"
+    folder.mkdir()
+    (folder / "numa_node").write_text("1\n")
+    assert detect._numa("00000000:17:00.0", tmp_path) == 1
+    assert detect._numa("00000000:18:00.0", tmp_path) == detect._numa("", tmp_path) == -1
 
 
 def test_one_gpu(install: Any) -> None:

@@ -31,8 +31,9 @@ def topology(
         from tilescale import canon
 
         found = _here() if name == "here" else topology_named(name, ranks)
+        gpus = _gpus() if name == "here" else []
         if as_json:
-            show_json({**canon.encode(found), **_facts(found)})
+            show_json({**canon.encode(found), **_facts(found), **({"gpus": gpus} if gpus else {})})
             return
         for key, value in _facts(found).items():
             show(f"{key}: {value}")
@@ -49,6 +50,12 @@ def topology(
                 for level in found.levels
             ],
         )
+        if gpus:
+            from tilescale.spec import detect
+
+            if detect.numbers_are_cudas():
+                say("CUDA may number GPUs otherwise than shown: name them by UUID, or set CUDA_DEVICE_ORDER=PCI_BUS_ID")
+            table(list(gpus[0]), [[_words(value) for value in each.values()] for each in gpus])
 
 
 def _here() -> Topology:
@@ -59,6 +66,32 @@ def _here() -> Topology:
     except TopologyError as error:
         say(f"error: {error}")
         raise typer.Exit(FAILED) from None  # asked rightly; it is not there
+
+
+def _gpus() -> list[dict[str, Any]]:
+    """The visible GPUs in the order of ranks; GPUs that they reach are named by the index of NVML too."""
+    from tilescale.spec import detect
+
+    return [
+        {
+            "rank": rank,
+            "index": device.index,
+            "uuid": device.uuid,
+            "bus": device.bus,
+            "numa": device.numa,
+            "memory_bytes": device.memory_bytes,
+            "nvlinks": device.active_nvlinks,
+            "to_switch": device.switch_links,
+            "direct": list(device.direct),
+            "peers": list(device.peers),
+            "atomics": list(device.atomics),
+        }
+        for rank, device in enumerate(detect.devices())
+    ]
+
+
+def _words(value: object) -> object:
+    return (" ".join(map(str, value)) or "none") if isinstance(value, list) else value
 
 
 def _list(as_json: bool) -> None:

@@ -87,6 +87,7 @@ def tune(
 def _run(
     job: Job, chosen: Mapping[str, Any], where: str, options: Mapping[str, Any], bundle: bool, as_json: bool
 ) -> dict[str, Any]:
+    from tilescale.tuner.launched import Launch
     from tilescale.tuner.runners import gpu_note
     from tilescale.tuner.tune import tune as search
 
@@ -112,6 +113,9 @@ def _run(
         except KeyboardInterrupt as interrupt:
             kept = str(interrupt) or "nothing was finished yet"
             raise KeyboardInterrupt(f"{kept}; {where} keeps what it held, and the same command begins again") from None
+        launch = Launch.here()
+        if launch is not None and launch.rank > 0:  # rank 0 tells, and writes the bundle
+            return {"name": job.name, "status": results.status, "failed": [], "bundle": None}
         checks = {name: _check(result, bar) for name, result in results.items()}
     if not as_json:
         for name, result in results.items():

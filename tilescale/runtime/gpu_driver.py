@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tilescale.deploy.cuda_driver import CudaDriver
 from tilescale.deploy.driver import Grid
@@ -40,6 +40,26 @@ class RankDriver(CudaDriver):
     def sms(self) -> int:
         """SMs of this rank."""
         return self.share.sms if self.share else self.facts().sms
+
+    def reach(self, uuids: Sequence[str]) -> list[str]:
+        """For each GPU (its UUID, hexadecimal) what this one cannot do with its memory, "" where kernels can read and
+        write it and change it by atomics: "is not visible", "no peer access" or "no native atomics"."""
+        cu, call = self._cu, self._call
+        found = [call(cu.cuDeviceGet(ordinal)) for ordinal in range(int(call(cu.cuDeviceGetCount())))]
+        devices = {call(cu.cuDeviceGetUuid(device)).bytes.hex(): device for device in found}
+        own, atomics = self.facts().uuid, cu.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
+
+        def lack(uuid: str) -> str:
+            if uuid == own:
+                return ""
+            if uuid not in devices:
+                return "is not visible"
+            if not int(call(cu.cuDeviceCanAccessPeer(self._device, devices[uuid]))):
+                return "no peer access"
+            able = int(call(cu.cuDeviceGetP2PAttribute(atomics, self._device, devices[uuid])))
+            return "" if able else "no native atomics"
+
+        return [lack(uuid) for uuid in uuids]
 
     # -- memory --------------------------------------------------------------------------------------------------------
     def allocate(self, size: int) -> int:

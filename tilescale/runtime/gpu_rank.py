@@ -89,17 +89,19 @@ class GpuRank:
         """Who this rank is, and whether the blocks of all ranks are resident together."""
         device, driver = self._device, self._device.driver
         facts = driver.facts()
+        known: dict[str, Any] = {
+            "uuid": facts.uuid, "gpu": facts.name, "driver": facts.driver, "cuda": facts.cuda, "sms": driver.sms,
+            "groups": driver.share.groups if driver.share else 1, "torch": device.torch.__version__,
+            "visible": os.environ.get("CUDA_VISIBLE_DEVICES", ""), "lacks": driver.reach(self._meet(facts.uuid)),
+        }
+        if any(any(lacks) for lacks in self._meet(known["lacks"])):  # memory cannot be opened; the runner refuses
+            return RankReport("ok", message=json.dumps({**known, "blocks_per_sm": 1, "absent": 0}))
         meeting = Meeting(driver, self._context.rank, self._context.world, self._bytes, image,
                           common_clock=device.shared, time_limit_s=_MEET_LIMIT_S)
         self._rank = Rank(device, meeting, self._context.rank, self._context.world, self._bytes)
         self._clocks = Clocks(facts.uuid)
         self._watch = Stopwatch(self._rank, self._clocks, int(self._settings["flush_bytes"]), self._meet)
-        known = {
-            "uuid": facts.uuid, "gpu": facts.name, "driver": facts.driver, "cuda": facts.cuda, "sms": driver.sms,
-            "groups": driver.share.groups if driver.share else 1, "torch": device.torch.__version__,
-            "visible": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
-            "blocks_per_sm": meeting.spin_fits(SPIN_SHARED_BYTES),
-        }
+        known["blocks_per_sm"] = meeting.spin_fits(SPIN_SHARED_BYTES)
         distinct = len(set(self._meet(facts.uuid)))
         if distinct == (1 if device.shared else self._context.world):  # else the runner refuses
             for _ in range(SPINS):
@@ -232,6 +234,7 @@ def open_gpu(context: RankContext) -> Device:
         raise RunnerError("ranks of a real topology have a GPU each", f"rank {context.rank} sees {devices} GPUs",
                           "use Topology.shared_gpu or .scale_model on one GPU")
     torch.cuda.set_device(ordinal)
+    os.environ["LOCAL_RANK"] = str(ordinal)  # for torch and NCCL; under torchrun the one of the parent is here
     torch.zeros(1, device="cuda")  # makes the primary context
     matmul = torch.backends.cuda.matmul
     matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = False

@@ -18,7 +18,7 @@ from tilescale.runtime.baselines import Timing
 from tilescale.runtime.clocks import power_cap_w
 from tilescale.runtime.device_lock import DeviceLock
 from tilescale.runtime.gpu_job import Contestant, Race
-from tilescale.runtime.gpu_placement import RankFacts, check_placement
+from tilescale.runtime.gpu_placement import RankFacts, check_placement, place
 from tilescale.runtime.gpu_rank import DRAINED
 from tilescale.runtime.gpu_ready import Binaries, Ready
 from tilescale.runtime.group import Group, Outcome
@@ -52,12 +52,13 @@ class GpuRunner:
 
     This process makes no CUDA context and imports no torch: ranks do. It compiles ahead, in worker processes, while
     they measure. `cache_dir`, `workers`: of the compiler. `arena_bytes`: peer-visible memory that each rank keeps.
+    `gpus`: UUIDs, as nvidia-smi writes them, of the GPUs of a real topology's ranks; by default the first visible ones.
     Measuring holds a lock on the GPUs. Every candidate is checked on three calls before it is timed.
     """
 
     def __init__(self, topology: Topology, *, bounds: Bounds | None = None, limits: Limits | None = None, seed: int = 0,
                  workers: int | None = None, cache_dir: str | Path | None = None, arena_bytes: int = 1 << 30,
-                 worker: str = gpu_rank.WORKER) -> None:
+                 worker: str = gpu_rank.WORKER, gpus: Sequence[str] | None = None) -> None:
         self._topology = topology
         self._bounds, self._limits, self._seed = bounds or Bounds(), limits or Limits(), seed
         self._shared = topology.kind != "real"
@@ -66,7 +67,7 @@ class GpuRunner:
         self._binaries = Binaries(self._compiler)
         self._mps = MpsDaemon()
         self._lock = DeviceLock()
-        self._worker, self._arena_bytes = worker, arena_bytes
+        self._worker, self._arena_bytes, self._gpus = worker, arena_bytes, gpus
         self._group: Group | None = None
         self._known: tuple[int, ...] = ()  # processes of the ranks whose facts are checked
         self._specs: set[str] = set()  # whose inputs these ranks have
@@ -234,7 +235,8 @@ class GpuRunner:
             self._drop_group()
             self._mps.start()
         if self._group is None:
-            variables = {**VARIABLES, **(self._mps.environment if self._shared else {})}
+            placed = self._mps.environment if self._shared else place(self._topology, self._gpus)
+            variables = {**VARIABLES, **placed}
             self._group = Group(self._topology.world, self._worker, settings=self._settings(), environment=variables,
                                 start_limit_s=START_LIMIT_S)
         if self._group.pids and self._group.pids == self._known:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,6 +80,26 @@ def load_file(path: Path) -> TopologyFile:
     except TilescaleError as error:
         raise TopologyError(f"topology file {path}: {error.rule}", error.actual, error.remedy) from None
     return file
+
+
+def text_of(file: TopologyFile, comment: str = "") -> str:
+    """The file as TOML; `load_file` reads the same value back. `comment`: the first line, without its mark."""
+    data = canon.encode(file)
+    gpu = dict(data["gpu"])
+    rates = dict(gpu.pop("tflops"))
+    lines = [f"# {comment}"] if comment else []
+    lines += _pairs({name: data[name] for name in ("name", "ranks", "nvml_names")})
+    lines += ["", "[gpu]", *_pairs(gpu), "", "[gpu.tflops]", *_pairs(rates)]
+    for level in data["levels"]:
+        lines += ["", "[[levels]]", *_pairs({key: level[key] for key in ("name", "units", "memory_bytes")})]
+        if level["link"]:
+            lines += ["", "[levels.link]", *_pairs(level["link"])]
+    return "\n".join(lines) + "\n"
+
+
+def _pairs(table: Mapping[str, object]) -> list[str]:
+    """JSON writes texts, numbers, booleans and lists as TOML does."""
+    return [f"{key} = {json.dumps(value)}" for key, value in table.items()]
 
 
 def _with_pairs(data: dict[str, object]) -> dict[str, object]:

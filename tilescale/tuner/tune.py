@@ -20,6 +20,7 @@ from tilescale.tuner import records
 from tilescale.tuner.baselines import times
 from tilescale.tuner.experience import of_other_workloads
 from tilescale.tuner.interrupt import Guard
+from tilescale.tuner.launched import Launch, together
 from tilescale.tuner.prior import Predictor, Prior, analytic
 from tilescale.tuner.progress import Progress, Report, silent
 from tilescale.tuner.result import Result, Results
@@ -129,7 +130,8 @@ def tune(
     `runner`: None replays the recorded space of the spec; a runner that is given stays open. `space`: a restriction
     (knob name to allowed values) or a Space. `strategy`: one of STRATEGIES. `progress`: called with Progress values.
     `predictor(spec, schedule)`: the prior, with `.us`. `spaces`: a folder of recorded spaces that is looked at first.
-    Two searches of one key in one SQLite file take turns; without `wait` the second goes on at once.
+    Two searches of one key in one SQLite file take turns; without `wait` the second goes on at once. Under torchrun every
+    rank calls this: rank 0 searches, stores and decides, and all return its answer (see launched.py).
 
     Ctrl-C and SIGTERM end the search; what was measured is kept and the result says "interrupted". KeyboardInterrupt
     is raised where there is no result yet. Raises SpecError for a spec without kernels, ScheduleError where no schedule
@@ -142,12 +144,19 @@ def tune(
     settings = Settings(trials, seconds, seed, runner, resume, strategy, progress or silent, predictor, folder,
                         turns=db is not None, wait=wait)
     specs = _specs(spec)
+    told = command or f"tune {', '.join(specs)}"
+    results = together(Launch.here(), specs, lambda: _searched(specs, space, db, told, settings))
+    return results[spec.op] if isinstance(spec, Spec) else results
+
+
+def _searched(specs: Mapping[str, Spec], space: Restriction | Space | None, db: str | Path | perfdb.Database | None,
+              command: str, settings: Settings) -> Results:
+    """All specs in one session of the database."""
     searched = {name: _space(name, one, space) for name, one in specs.items()}
-    if runner is None and (lacking := without_times(specs.values(), folder)):
+    if settings.runner is None and (lacking := without_times(specs.values(), settings.spaces)):
         raise no_times(lacking, REMEDY)  # said before anything is searched
     with settings.guard.installed(), opened(db) as database:
-        told = command or f"tune {', '.join(specs)}"
-        session = database.start_session(seed=seed, command=told, revision=revision())
+        session = database.start_session(seed=settings.seed, command=command, revision=revision())
         try:
             results = _tune_all(searched, database, session, settings)
         except KeyboardInterrupt:
@@ -157,7 +166,7 @@ def tune(
             database.end_session(session, "failed")
             raise
         database.end_session(session, results.status)
-    return results[spec.op] if isinstance(spec, Spec) else results
+    return results
 
 
 def _specs(spec: object) -> dict[str, Spec]:

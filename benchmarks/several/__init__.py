@@ -1,0 +1,1 @@
+"""The parts of several_gpus.py."""

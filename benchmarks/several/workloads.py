@@ -1,0 +1,90 @@
+"""What is checked and tuned on several GPUs: every operation that has kernels, at small shapes and at those of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import tilescale as ts
+from tilescale.errors import TilescaleError
+from tilescale.spec.op import Spec
+from tilescale.spec.operation import OPERATIONS
+from tilescale.spec.topology import Topology
+from tilescale.tuner.models import VIEWS
+
+MODEL = "llama-3-70b"
+HIDDEN, UP, QKV = 8192, 28672, 10240  # of that model: N of mlp_up and attn_qkv, K of mlp_down
+DTYPE = "bfloat16"
+MOVES = {
+    "all_gather": (ts.FullRow, ts.Replicate),
+    "all_reduce": (ts.Partial, ts.Replicate),
+    "reduce_scatter": (ts.Partial, ts.FullRow),
+}
+Make = Callable[[Topology], Spec]
+
+
+def product(op: str, m: int, n: int, k: int) -> Make:
+    """A tensor-parallel product, weights as torch.nn.Linear holds them."""
+    a, b, out = VIEWS[op]
+    return lambda topology: ts.matmul(ts.Tensor((m, k), DTYPE, a), ts.Tensor((k, n), DTYPE, b, "col"), out, topology)
+
+
+def moved(op: str, rows: int, columns: int) -> Make:
+    """A tensor from one view to another."""
+    view, to = MOVES[op]
+    return lambda topology: ts.redistribute(ts.Tensor((rows, columns), DTYPE, view), to, topology)
+
+
+# By name: the operation is what stands before the first point. The first ones matter most: time may run out.
+TUNED: Mapping[str, Make] = {
+    "ag_gemm.mlp_up_8192": product("ag_gemm", 8192, UP, HIDDEN),
+    "gemm_rs.mlp_down_8192": product("gemm_rs", 8192, HIDDEN, UP),
+    "ag_gemm.attn_qkv_4096": product("ag_gemm", 4096, QKV, HIDDEN),
+    "gemm_ar.mlp_down_64": product("gemm_ar", 64, HIDDEN, UP),
+    "all_reduce.hidden_64": moved("all_reduce", 64, HIDDEN),
+    "all_reduce.hidden_4096": moved("all_reduce", 4096, HIDDEN),
+    "gemm_rs.attn_out_4096": product("gemm_rs", 4096, HIDDEN, HIDDEN),
+    "gemm_ar.attn_out_512": product("gemm_ar", 512, HIDDEN, HIDDEN),
+    "all_gather.hidden_4096": moved("all_gather", 4096, HIDDEN),
+    "reduce_scatter.hidden_4096": moved("reduce_scatter", 4096, HIDDEN),
+}
+ROWS, COLUMNS = 128, 2048  # a rank's rows of a small tensor
+
+
+def checked(topology: Topology) -> tuple[dict[str, Spec], dict[str, str]]:
+    """A small spec of every operation that has kernels, and why the others have none."""
+    world, found, without = topology.world, dict[str, Spec](), dict[str, str]()
+    for operation in OPERATIONS:
+        op = operation.name
+        if not operation.kernels:
+            without[op] = operation.remedy or "no kernels"
+        elif op in VIEWS:
+            _add(found, without, op, product(op, ROWS * world, 256 * world, 512 * world), topology)
+        elif op in MOVES:
+            _add(found, without, op, moved(op, ROWS * world, COLUMNS), topology)
+        else:
+            without[op] = "has kernels, but no small shape stands in several/workloads.py"
+    return found, without
+
+
+def tuned(topology: Topology, wanted: str = "", small: bool = False) -> tuple[dict[str, Spec], dict[str, str]]:
+    """The specs of TUNED whose names contain `wanted`, and why others are left out. `small`: at a fraction of the size."""
+    found, without = dict[str, Spec](), dict[str, str]()
+    if small:
+        specs, _ = checked(topology)
+        return {f"{op}.small": spec for op, spec in specs.items() if wanted in op}, {}
+    for name, make in TUNED.items():
+        if any(word in name for word in wanted.split(",")):
+            _add(found, without, name, make, topology)
+    return found, without
+
+
+def _add(found: dict[str, Spec], without: dict[str, str], name: str, make: Make, topology: Topology) -> None:
+    try:
+        spec = make(topology)
+    except TilescaleError as error:
+        without[name] = str(error)
+        return
+    if spec.without_kernels:
+        without[name] = spec.without_kernels
+    else:
+        found[name] = spec
