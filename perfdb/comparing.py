@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from perfdb.errors import RecordError
-from perfdb.ranking import MACHINE_FIELDS
+from perfdb.ranking_sql import MACHINE_FIELDS
 from perfdb.records import ENVIRONMENT_FIELDS, EnvironmentKey, normal_gpu
 from perfdb.selects import checked_sources, environment_of, groups
 from perfdb.session import Database
