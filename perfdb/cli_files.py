@@ -99,10 +99,12 @@ def import_(
 
 def pairs(texts: list[str]) -> dict[str, str]:
     """`name=value` texts as a dictionary. Errors: typer.BadParameter."""
-    found = {}
+    found: dict[str, str] = {}
     for text in texts:
         name, sign, value = text.partition("=")
         if not sign or not name or not value:
             raise typer.BadParameter(f"expected NAME=VALUE; got: {text}")
+        if name.strip() in found:
+            raise typer.BadParameter(f"{name.strip()} is given twice: {found[name.strip()]} and {value.strip()}")
         found[name.strip()] = value.strip()
     return found

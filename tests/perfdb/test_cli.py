@@ -81,7 +81,7 @@ def test_failures_show_an_example_on_one_line(filled: str) -> None:
     assert "rank 2 waited [bold]step 3[/bold]" in row
     assert row.rstrip().endswith("x" * 300)
     assert "\x1b" not in row
-    nothing = run("failures", "--db", filled, "--op", "none")
+    nothing = run("failures", "--db", filled, "--source", "replayed")
     assert (nothing.exit_code, nothing.stdout) == (0, "")
     assert "no failed trial matches" in nothing.stderr
 
