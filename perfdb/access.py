@@ -42,8 +42,12 @@ def read_only_uri(path: Path) -> str:
     return uri
 
 
-def connect(path: Path, timeout_s: float, **options: Any) -> sqlite3.Connection:
-    """A connection to the file, which is only read where it cannot be written to."""
-    where, uri = (read_only_uri(path), True) if is_read_only(path) else (str(path), False)
-    connection: sqlite3.Connection = sqlite3.connect(where, uri=uri, timeout=timeout_s, **options)
+def connect(path: Path, timeout_s: float, *, create: bool = False, **options: Any) -> sqlite3.Connection:
+    """A connection to the file, which is only read where it cannot be written to.
+
+    Without `create` a file that is gone is an error: SQLite by itself would put an empty one in its place.
+    """
+    mode = "rwc" if create else "rw"
+    where = read_only_uri(path) if is_read_only(path) else f"{path.absolute().as_uri()}?mode={mode}"
+    connection: sqlite3.Connection = sqlite3.connect(where, uri=True, timeout=timeout_s, **options)
     return connection

@@ -57,8 +57,11 @@ def sqlite_path(url: sa.URL) -> Path | None:
     return Path(str(url.database)) if url.get_backend_name() == "sqlite" else None
 
 
-def make_engine(url: sa.URL, *, foreign_keys: bool = True) -> sa.Engine:
-    """An engine whose transactions are explicit: `BEGIN` to read, `BEGIN IMMEDIATE` under the option `WRITE`."""
+def make_engine(url: sa.URL, *, foreign_keys: bool = True, create: bool = False) -> sa.Engine:
+    """An engine whose transactions are explicit: `BEGIN` to read, `BEGIN IMMEDIATE` under the option `WRITE`.
+
+    `create`: a missing file is made, empty.
+    """
     if url.get_backend_name() != "sqlite":
         try:
             return sa.create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_TIMEOUT_S})
@@ -67,7 +70,7 @@ def make_engine(url: sa.URL, *, foreign_keys: bool = True) -> sa.Engine:
                 "a PostgreSQL URL needs its driver", f"{error.name} is not installed", "pip install 'psycopg[binary]'"
             ) from error
     file = Path(str(url.database))
-    engine = sa.create_engine(url, creator=lambda: connect(file, BUSY_TIMEOUT_S, check_same_thread=False))
+    engine = sa.create_engine(url, creator=lambda: connect(file, BUSY_TIMEOUT_S, create=create, check_same_thread=False))
 
     @event.listens_for(engine, "connect")
     def _configure(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:

@@ -77,7 +77,7 @@ def connector(url: sa.URL, busy_timeout_s: float) -> Callable[[], Any]:
     if url.get_backend_name() == "sqlite":
 
         def to_file() -> sqlite3.Connection:
-            options = {"isolation_level": None, "check_same_thread": False, "cached_statements": 256}
+            options: dict[str, Any] = {"isolation_level": None, "check_same_thread": False, "cached_statements": 256}
             connection = connect(Path(str(url.database)), busy_timeout_s, **options)
             connection.execute("PRAGMA query_only = ON")
             connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")

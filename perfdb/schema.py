@@ -66,7 +66,7 @@ def prepare(url: sa.URL, *, create: bool = True, migrate: bool = True) -> Prepar
             raise DatabaseError("the database file must be usable", f"{path}: {said}", remedy) from error
         if path.exists() and path.stat().st_size <= QUICK_CHECK_BYTES:
             quick_check(path)
-    engine = make_engine(url, foreign_keys=False)
+    engine = make_engine(url, foreign_keys=False, create=create)
     try:
         with translated(url.render_as_string(), path):
             done = _prepare(engine, path, create, migrate)

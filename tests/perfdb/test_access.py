@@ -114,6 +114,16 @@ def test_an_older_schema_that_may_only_be_read_is_refused_unchanged(path: Path, 
     assert path.read_bytes() == (DATA / "schema-0001.sqlite").read_bytes()
 
 
+def test_a_file_that_is_gone_is_no_empty_database(filled: Path) -> None:
+    with perfdb.open_database(filled) as db:
+        filled.unlink()
+        with pytest.raises(perfdb.DatabaseError, match="must be usable"):
+            perfdb.best(db)
+        with pytest.raises(perfdb.DatabaseError, match="must be usable"):
+            db.start_session()
+    assert not filled.exists()
+
+
 def test_nothing_is_made_where_nothing_may_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(perfdb.DatabaseError, match="must be usable"):
