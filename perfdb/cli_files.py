@@ -18,6 +18,8 @@ def check(
     """Read everything through: pages, indexes, references, summaries. Exit 1 if anything is wrong."""
     from perfdb import checking
 
+    if salvage is not None and repair:
+        raise typer.BadParameter("--salvage changes nothing and --repair does; give one, salvage first")
     if salvage is not None:
         _salvage(existing(db), salvage)
         return

@@ -132,7 +132,7 @@ def quick_check(path: Path) -> None:
     """Read every page through. Errors: CorruptDatabase with what SQLite found."""
     try:
         with closing(connect(path, BUSY_TIMEOUT_S)) as connection:
-            found = [str(row[0]) for row in connection.execute("PRAGMA quick_check(5)")]
+            found = [" ".join(str(row[0]).split()) for row in connection.execute("PRAGMA quick_check(5)")]
     except sqlite3.DatabaseError as error:
         if not str(getattr(error, "sqlite_errorname", "")).startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
             raise DatabaseError(
