@@ -48,10 +48,10 @@ bench-proof: .venv/.ready-test
 	$(BIN)/python benchmarks/proof/bench_proof.py
 
 bench-perfdb: .venv/.ready-test
-	$(BIN)/python benchmarks/database/bench_perfdb.py
+	$(BIN)/python benchmarks/database/bench_perfdb.py -o benchmarks/results/perfdb.json
 
 bench-regress: .venv/.ready-test
-	$(BIN)/python benchmarks/database/bench_regress.py
+	$(BIN)/python benchmarks/database/bench_regress.py -o benchmarks/results/regress.json
 
 format: .venv/.ready-test
 	$(BIN)/ruff check --fix .

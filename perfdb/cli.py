@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
+
 import typer
 
 from perfdb import cli_files, cli_queries, cli_watch
@@ -35,7 +39,14 @@ app.command("import")(cli_files.import_)
 
 def main() -> None:
     """The console script."""
-    app(prog_name="perfdb")
+    try:
+        app(prog_name="perfdb")
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise
+        # What is left in the buffer would fail again at exit.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for what is left of this process
+        sys.exit(f"error: the output must be written; got: {error.strerror}; free some space or give another place")
 
 
 if __name__ == "__main__":

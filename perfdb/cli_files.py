@@ -18,6 +18,8 @@ def check(
     """Read everything through: pages, indexes, references, summaries. Exit 1 if anything is wrong."""
     from perfdb import checking
 
+    if salvage is not None and repair:
+        raise typer.BadParameter("--salvage changes nothing and --repair does; give one, salvage first")
     if salvage is not None:
         _salvage(existing(db), salvage)
         return
@@ -99,10 +101,12 @@ def import_(
 
 def pairs(texts: list[str]) -> dict[str, str]:
     """`name=value` texts as a dictionary. Errors: typer.BadParameter."""
-    found = {}
+    found: dict[str, str] = {}
     for text in texts:
         name, sign, value = text.partition("=")
         if not sign or not name or not value:
             raise typer.BadParameter(f"expected NAME=VALUE; got: {text}")
+        if name.strip() in found:
+            raise typer.BadParameter(f"{name.strip()} is given twice: {found[name.strip()]} and {value.strip()}")
         found[name.strip()] = value.strip()
     return found

@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -24,6 +25,9 @@ CsvOption = Annotated[bool, typer.Option("--csv", help="CSV with a header, every
 OpOption = Annotated[str | None, typer.Option("--op", help="Operation, for example ag_gemm.")]
 ShapeOption = Annotated[str | None, typer.Option("--shape", help="Sizes, for example 4096x10240x8192.")]
 GpuOption = Annotated[str | None, typer.Option("--gpu", help="GPU model, for example H200.")]
+# What an INTEGER and a BIGINT of a server hold.
+MOST, LARGEST_ID = 2**31 - 1, 2**63 - 1
+WorldOption = Annotated[int | None, typer.Option("--world", min=1, max=MOST, help="Number of ranks.")]
 SourceOption = Annotated[
     list[str] | None,
     typer.Option("--source", help="measured (the default of best and history), predicted, ...; may be repeated."),
@@ -56,6 +60,29 @@ def opened(db: str | None) -> Iterator[Database]:
 
     with reported(), open_database(existing(db), create=False) as database:
         yield database
+
+
+def require(
+    db: Database, *, op: str | None = None, shape: str | None = None, gpu: str | None = None, dtype: str | None = None
+) -> None:
+    """See asked.require."""
+    from perfdb import asked
+
+    asked.require(db, op=op, shape=shape, gpu=gpu, dtype=dtype)
+
+
+def known(db: Database, **values: str | int | None) -> None:
+    """Exit 1 if a value is stored nowhere: an empty answer would read as if there were nothing to say."""
+    from perfdb.asked import unknown
+
+    lines = unknown(db, values)
+    if lines:
+        fail("\n".join(lines))
+
+
+def utc(moment: datetime | None) -> datetime | None:
+    """A time without a zone is in UTC."""
+    return None if moment is None else moment.replace(tzinfo=moment.tzinfo or UTC)
 
 
 def say(text: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +10,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfdb.cli_files import pairs
-from perfdb.cli_output import CsvOption, DbOption, JsonOption, OpOption, ShapeOption, fail, opened, printer, say
+from perfdb.cli_output import (
+    LARGEST_ID,
+    MOST,
+    CsvOption,
+    DbOption,
+    JsonOption,
+    OpOption,
+    ShapeOption,
+    fail,
+    known,
+    opened,
+    printer,
+    require,
+    say,
+    utc,
+)
 
 if TYPE_CHECKING:
     from perfdb.session import Database
@@ -61,7 +76,7 @@ class FailOn(StrEnum):
 
 def regressions(
     db: DbOption = None,
-    days: Annotated[float, typer.Option(min=0.01, help="How far back to look for changes.")] = 30,
+    days: Annotated[float, typer.Option(min=0.01, max=36500, help="How far back to look for changes.")] = 30,
     until: Annotated[datetime | None, typer.Option(help="As if asked then (UTC); now if left out.")] = None,
     source: Annotated[str, typer.Option(help="What kind of times.")] = "measured",
     policy: Annotated[str, typer.Option(help="best: the fastest of each run; or schedule:DIGEST.")] = "best",
@@ -69,7 +84,7 @@ def regressions(
     alpha: Annotated[float, typer.Option(min=0, max=1, help="Share of false findings to bear.")] = 0.05,
     confirm: Annotated[bool, typer.Option("--confirm", help="Measure old and new anew, interleaved.")] = False,
     confirm_with: Annotated[str | None, typer.Option(help="Which installed function measures.")] = None,
-    rounds: Annotated[int, typer.Option(min=5, help="Pairs of measurements a finding.")] = 20,
+    rounds: Annotated[int, typer.Option(min=5, max=MOST, help="Pairs of measurements a finding.")] = 20,
     save: Annotated[bool, typer.Option("--save", help="Keep the findings; --confirm always does.")] = False,
     fail_on: Annotated[FailOn, typer.Option(help="Exit 1 on confirmed regressions, or on suspected ones too.")] = (
         FailOn.confirmed
@@ -90,7 +105,9 @@ def regressions(
 
     show = printer(as_json, as_csv, COLUMNS)
     with opened(db) as database:
-        period = kept.Period.of(None, None if until is None else until.replace(tzinfo=until.tzinfo or UTC), days)
+        if policy.startswith("schedule:"):
+            known(database, schedule=policy.removeprefix("schedule:"))
+        period = kept.Period.of(None, utc(until), days)
         found = watch(
             database, since=period.since, until=period.until, source=source, policy=policy, detector_name=detector,
             alpha=alpha,
@@ -104,7 +121,10 @@ def regressions(
     for note in frame.attrs["notes"]:
         say(f"note: {note}")
     if markdown is not None and str(markdown) != "-":
-        markdown.write_text(summary(frame), encoding="utf-8")
+        try:
+            markdown.write_text(summary(frame), encoding="utf-8")
+        except OSError as error:
+            fail(f"the summary must be written; got: {markdown}: {error.strerror}; give another path with --markdown")
     if markdown is not None and str(markdown) == "-":
         typer.echo(summary(frame), nl=False)
     else:
@@ -140,9 +160,9 @@ def annotate(
     db: DbOption = None,
     kind: Annotated[str, typer.Option(help="intended (its findings count no more) or note.")] = "intended",
     author: Annotated[str, typer.Option(help="Who says so.")] = "",
-    series: Annotated[int | None, typer.Option(help="series_id of a saved finding.")] = None,
-    trial: Annotated[int | None, typer.Option(help="trial_id at which the change begins.")] = None,
-    session: Annotated[int | None, typer.Option(help="A session.")] = None,
+    series: Annotated[int | None, typer.Option(min=1, max=LARGEST_ID, help="series_id of a saved finding.")] = None,
+    trial: Annotated[int | None, typer.Option(min=1, max=LARGEST_ID, help="trial_id where the change begins.")] = None,
+    session: Annotated[int | None, typer.Option(min=1, max=LARGEST_ID, help="A session.")] = None,
     start: Annotated[datetime | None, typer.Option("--from", help="From this moment on (UTC).")] = None,
     end: Annotated[datetime | None, typer.Option("--to", help="Until this moment (UTC).")] = None,
 ) -> None:
@@ -152,8 +172,7 @@ def annotate(
     with opened(db) as database:
         number = kept.annotate(
             database, remark, kind=kind, author=author, series=series, trial=trial, session=session,
-            starts_at=None if start is None else start.replace(tzinfo=start.tzinfo or UTC),
-            ends_at=None if end is None else end.replace(tzinfo=end.tzinfo or UTC),
+            starts_at=utc(start), ends_at=utc(end),
         )  # fmt: skip
     typer.echo(f"annotation {number}")
 
@@ -173,10 +192,18 @@ def compare(
     Exit 1 if nothing was measured on both sides.
     """
     from perfdb.comparing import compare as compared
+    from perfdb.comparing import stored_values
 
     show = printer(as_json, as_csv, COMPARED)
+    sides = pairs(before), pairs(after)
     with opened(db) as database:
-        frame = compared(database, pairs(before), pairs(after), op=op, shape=shape, source=source)
+        require(database, op=op, shape=shape)
+        known(database, op=op)
+        frame = compared(database, *sides, op=op, shape=shape, source=source)
         show(frame)
         if frame.empty:
-            fail("nothing was measured on both sides under otherwise equal settings; see `perfdb history`")
+            fail(
+                "\n".join(
+                    ["nothing was measured on both sides under otherwise equal settings", *stored_values(database, sides)]
+                )
+            )

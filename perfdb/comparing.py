@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from perfdb.errors import RecordError
-from perfdb.ranking import MACHINE_FIELDS
+from perfdb.ranking_sql import MACHINE_FIELDS
 from perfdb.records import ENVIRONMENT_FIELDS, EnvironmentKey, normal_gpu
 from perfdb.selects import checked_sources, environment_of, groups
 from perfdb.session import Database
@@ -108,6 +108,26 @@ def _check(side: Mapping[str, Any]) -> None:
         raise RecordError(
             f"a side is of {', '.join(ENVIRONMENT_FIELDS)}, commit", ", ".join(unknown) or "nothing", "driver=580"
         )
+    for name in ("power_cap_w", "gpu_count"):
+        if name in side and not str(side[name]).isdecimal():
+            raise RecordError(f"{name} is a whole number", repr(side[name]), f"for example {name}=700")
+
+
+def stored_values(db: Database, sides: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each part of a side that no stored trial has, with what is stored."""
+    found = []
+    names = ", ".join(ENVIRONMENT_FIELDS)
+    machines = [EnvironmentKey(*row) for row in db.rows(f"SELECT {names} FROM environment ORDER BY id")]
+    for name, wanted in sorted({pair for side in sides for pair in side.items()}):
+        if name == "commit":
+            stored = [str(row[0]) for row in db.rows("SELECT DISTINCT revision FROM session ORDER BY revision")]
+            there = str(wanted) in stored
+        else:
+            stored = sorted({str(getattr(machine, name)) for machine in machines})
+            there = any(fits(machine, {name: wanted}) for machine in machines)
+        if not there:
+            found.append(f"no stored {name} is {wanted}; stored: {', '.join(filter(None, stored[:20])) or 'none'}")
+    return found
 
 
 def fits(environment: EnvironmentKey, side: Mapping[str, Any]) -> bool:

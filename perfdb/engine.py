@@ -20,6 +20,7 @@ from sqlalchemy import event
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from perfdb.access import connect
 from perfdb.errors import CorruptDatabase, DatabaseError
 from perfdb.fast import CACHE_KIB
 
@@ -56,8 +57,11 @@ def sqlite_path(url: sa.URL) -> Path | None:
     return Path(str(url.database)) if url.get_backend_name() == "sqlite" else None
 
 
-def make_engine(url: sa.URL, *, foreign_keys: bool = True) -> sa.Engine:
-    """An engine whose transactions are explicit: `BEGIN` to read, `BEGIN IMMEDIATE` under the option `WRITE`."""
+def make_engine(url: sa.URL, *, foreign_keys: bool = True, create: bool = False) -> sa.Engine:
+    """An engine whose transactions are explicit: `BEGIN` to read, `BEGIN IMMEDIATE` under the option `WRITE`.
+
+    `create`: a missing file is made, empty.
+    """
     if url.get_backend_name() != "sqlite":
         try:
             return sa.create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_TIMEOUT_S})
@@ -65,7 +69,8 @@ def make_engine(url: sa.URL, *, foreign_keys: bool = True) -> sa.Engine:
             raise DatabaseError(
                 "a PostgreSQL URL needs its driver", f"{error.name} is not installed", "pip install 'psycopg[binary]'"
             ) from error
-    engine = sa.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S})
+    file = Path(str(url.database))
+    engine = sa.create_engine(url, creator=lambda: connect(file, BUSY_TIMEOUT_S, create=create, check_same_thread=False))
 
     @event.listens_for(engine, "connect")
     def _configure(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
@@ -124,7 +129,7 @@ def translation(error: BaseException | None, where: str, path: Path | None) -> D
     if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
         return CorruptDatabase("the database file must be intact", f"{path}: {error}", way_out(path))
     remedies = {
-        "SQLITE_READONLY": "make the file and its folder writable, or copy the database",
+        "SQLITE_READONLY": "it can only be read here: make the file and its folder writable, or use a copy of it",
         "SQLITE_CANTOPEN": "make the file and its folder readable and writable, or give another path",
         "SQLITE_FULL": "free some space on the disk; what was recorded before is kept",
         "SQLITE_IOERR": "check the disk; what was recorded before is kept",

@@ -12,9 +12,12 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+
+from perfdb.access import connect
 
 # Pages kept in memory. The file is not mapped: one that another program cuts short must be an error, not a signal.
 CACHE_KIB = 64 << 10
@@ -74,13 +77,8 @@ def connector(url: sa.URL, busy_timeout_s: float) -> Callable[[], Any]:
     if url.get_backend_name() == "sqlite":
 
         def to_file() -> sqlite3.Connection:
-            connection = sqlite3.connect(
-                str(url.database),
-                timeout=busy_timeout_s,
-                isolation_level=None,
-                check_same_thread=False,
-                cached_statements=256,
-            )
+            options: dict[str, Any] = {"isolation_level": None, "check_same_thread": False, "cached_statements": 256}
+            connection = connect(Path(str(url.database)), busy_timeout_s, **options)
             connection.execute("PRAGMA query_only = ON")
             connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
             return connection

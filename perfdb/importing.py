@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 
 from perfdb.errors import DatabaseError, RecordError
 from perfdb.merging import Counts, already_there
-from perfdb.records import ENVIRONMENT_FIELDS, EnvironmentKey, ScheduleKey, TrialRecord, WorkloadKey
+from perfdb.records import ENVIRONMENT_FIELDS, OPERATION, EnvironmentKey, ScheduleKey, TrialRecord, WorkloadKey
 from perfdb.session import Database
 from perfdb.writing import Transaction
 
@@ -49,12 +49,16 @@ class Facts:
         unknown = sorted(set(self.environment) - set(ENVIRONMENT_FIELDS))
         if unknown:
             raise RecordError(f"a fact is one of {', '.join(ENVIRONMENT_FIELDS)}", ", ".join(unknown))
+        if self.op is not None and not OPERATION.fullmatch(self.op):
+            raise RecordError("an operation is one word", repr(self.op), "for example all_reduce")
 
     def environment_key(self, **found: Any) -> EnvironmentKey:
         """The environment of the file; the caller's word stands before what the file says."""
         values = {**{name: value for name, value in found.items() if value not in (None, "")}, **self.environment}
         for name in ("power_cap_w", "gpu_count"):
             if name in values:
+                if not str(values[name]).isdecimal():
+                    raise RecordError(f"{name} is a whole number", repr(values[name]), f"for example --set {name}=700")
                 values[name] = int(values[name])
         values.setdefault("arch", "")
         if not values.get("gpu"):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from perfdb.engine import parse_url, sqlite_path
-from perfdb.errors import RecordError
+from perfdb.errors import DatabaseError, RecordError
 from perfdb.fast import read_time
 from perfdb.records import EnvironmentKey, ScheduleKey, TopologyKey, TrialRecord, WorkloadKey
 from perfdb.session import Database, open_database
@@ -93,7 +93,13 @@ def _readable(other: str | Path) -> Iterator[Database]:
         for ending in ("", "-wal"):
             if Path(f"{path}{ending}").exists():
                 shutil.copy2(f"{path}{ending}", f"{copy}{ending}")
-        with open_database(copy, create=False) as source:
+        try:
+            source = open_database(copy, create=False)
+        except DatabaseError as error:
+            # About the file that was named, not about the copy.
+            said = [part.replace(str(copy), str(path)) for part in (error.rule, str(error.actual), error.remedy)]
+            raise type(error)(*said) from error
+        with source:
             yield source
 
 

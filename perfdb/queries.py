@@ -18,7 +18,8 @@ import sqlalchemy as sa
 from perfdb.errors import RecordError
 from perfdb.fast import read_time
 from perfdb.models import Environment, Point, Samples, Schedule, Topology, Trial, Workload
-from perfdb.ranking import Question, ranked
+from perfdb.ranking import ranked
+from perfdb.ranking_sql import Question
 from perfdb.records import (
     ENVIRONMENT_FIELDS,
     SOURCES,

@@ -3,54 +3,27 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
+from perfdb import ranking_sql
 from perfdb.fast import read_time
-from perfdb.records import ENVIRONMENT_FIELDS
+from perfdb.ranking_sql import MACHINE_FIELDS, Question
+from perfdb.records import ENVIRONMENT_FIELDS, EnvironmentKey
 from perfdb.selects import (
     Group,
     differences_text,
     environment_differences,
     environment_of,
-    groups,
     wide_columns,
 )
 from perfdb.session import Database
 
-# The machine as it was set up; the other fields (toolchain, timer, validation) are versions that follow one another.
-MACHINE_FIELDS = ("gpu", "arch", "power_cap_w", "clock_policy", "gpu_count")
-VERSION_FIELDS = tuple(name for name in ENVIRONMENT_FIELDS if name not in MACHINE_FIELDS)
-
-_IN_GROUP = "workload_id = ? AND topology_id = ? AND environment_id = ? AND source = ?"
-# What a row says of its workload, topology and environment is the same for its whole group, and is asked once.
-_TOP = (
-    "SELECT trial.id, trial.value_us, schedule.label, schedule.digest, coalesce(artifact.binary_digest, ''),"
-    " coalesce(artifact.table_digest, ''), trial.session_id, trial.recorded_at, trial.message"
-    " FROM standing JOIN trial ON trial.id = standing.trial_id JOIN schedule ON schedule.id = standing.schedule_id"
-    " LEFT JOIN artifact ON artifact.id = trial.artifact_id WHERE standing.status = 'ok' AND "
-    + " AND ".join(f"standing.{part}" for part in _IN_GROUP.split(" AND "))
-    + " ORDER BY standing.value_us, standing.trial_id LIMIT ?"
-)
 _WORKLOAD = "SELECT op, shape, dtype, world, label, digest FROM workload WHERE id = ?"
 _TOPOLOGY = "SELECT name, kind, digest FROM topology WHERE id = ?"
-_LAST = f"SELECT recorded_at, trial_id FROM point WHERE {_IN_GROUP} ORDER BY recorded_at DESC LIMIT 1"
-
-
-@dataclass(frozen=True)
-class Question:
-    """What `perfdb.best` was asked, keys as digests; None asks for all."""
-
-    op: str | None
-    shape: str | None
-    gpu: str | None
-    world: int | None
-    power_cap_w: int | None
-    workload: str | None
-    topology: str | None
-    environment: str | None
-    sources: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -64,55 +37,86 @@ class Ranking:
 
 def ranked(db: Database, question: Question, limit: int, include_stale: bool) -> Ranking:
     """The `limit` fastest of each group."""
-    found = _matching(db, question)
-    stale = _stale(db, found)
+    found = (_in_file if db.path is not None else _on_server)(db, question, limit, include_stale)
     columns = ("rank", *wide_columns(), "stale", "differs")
     rows: list[tuple[Any, ...]] = []
-    for group in found:
-        if group in stale and not include_stale:
-            continue
-        rows += _top(db, group, limit, (group in stale, stale.get(group, "")))
-    return Ranking(columns, tuple(rows), _notes(columns, rows, stale, include_stale))
+    for group, best in found.best.items():
+        rows += _labelled(db, group, best, (group in found.stale, found.stale.get(group, "")))
+    return Ranking(columns, tuple(rows), _notes(columns, rows, found.stale, include_stale))
 
 
-def _top(db: Database, group: Group, limit: int, marks: tuple[bool, str]) -> list[tuple[Any, ...]]:
+@dataclass(frozen=True)
+class _Found:
+    """The groups that fit: the fastest trials (rows of `ranking_sql.TOP`) of those that answer, in the order in which
+    they are shown; and what is stale, and how it differs."""
+
+    best: dict[Group, list[tuple[Any, ...]]]
+    stale: dict[Group, str]
+
+
+def _in_file(db: Database, question: Question, limit: int, include_stale: bool) -> _Found:
+    """A statement for the groups and one for each that answers: in a file that is quicker than one large one."""
+    wanted = ranking_sql.clauses(question)
+    rows = db.rows(ranking_sql.groups(tuple(wanted)), tuple(wanted.values()))
+    moments = {
+        group: moment
+        for group, moment in _groups(rows).items()
+        if group.source in question.sources and _machine_fits(db, group.environment_id, question)
+    }
+    stale = _stale(db, moments)
+    answering = [group for group in moments if include_stale or group not in stale]
+    return _Found({group: db.rows(ranking_sql.TOP_OF_ONE, (*_key(group), limit)) for group in answering}, stale)
+
+
+def _on_server(db: Database, question: Question, limit: int, include_stale: bool) -> _Found:
+    """All in one statement: over a network, round trips are what counts."""
+    wanted = ranking_sql.clauses(question) | ranking_sql.machine_clauses(question)
+    values = (list(question.sources), *wanted.values(), include_stale, limit)
+    heads: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    best: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
+    for row in db.rows(ranking_sql.everything(tuple(wanted)), values):
+        key = row[:4]
+        if key not in heads:
+            heads[key], best[key] = row[:8], []
+        if row[8] is not None:
+            best[key].append(row[8:])
+    moments = _groups(list(heads.values()))
+    stale = _stale(db, moments)
+    answering = [group for group in moments if include_stale or group not in stale]
+    # A join promises no order.
+    return _Found({group: sorted(best[_key(group)], key=itemgetter(1, 0)) for group in answering}, stale)
+
+
+def _key(group: Group) -> tuple[int, int, int, str]:
+    return group.workload_id, group.topology_id, group.environment_id, group.source
+
+
+def _groups(rows: Sequence[tuple[Any, ...]]) -> dict[Group, tuple[str, int]]:
+    """Groups in the order in which they are shown, and when each was last measured well.
+
+    A group without a good trial replaces nothing: its moment is before all others.
+    """
+    return {
+        Group(*key): ("", 0) if time is None else (read_time(time).isoformat(), int(trial))
+        for *key, _, _, time, trial in sorted(rows, key=lambda row: (row[4], row[5], row[:4]))
+    }
+
+
+def _labelled(
+    db: Database, group: Group, best: Sequence[tuple[Any, ...]], marks: tuple[bool, str]
+) -> list[tuple[Any, ...]]:
     """The fastest of a group, in the columns of `Ranking`."""
-    key = (group.workload_id, group.topology_id, group.environment_id, group.source)
     op, shape, dtype, world, label, work = db.key_row("workload", _WORKLOAD, group.workload_id)
     name, kind, place = db.key_row("topology", _TOPOLOGY, group.topology_id)
     environment = environment_of(db, group.environment_id)
     work_columns = (op, shape, dtype, world, *(getattr(environment, field) for field in ENVIRONMENT_FIELDS))
     place_columns = (label, work, name, kind, place, environment.digest)
     found = []
-    for rank, row in enumerate(db.rows(_TOP, (*key, limit)), 1):
+    for rank, row in enumerate(best, 1):
         trial, value, schedule_label, schedule, binary, table, session, time, message = row
         head = (rank, trial, group.source, "ok", value, *work_columns, schedule_label, schedule)
         found.append((*head, *place_columns, binary, table, session, read_time(time), message, *marks))
     return found
-
-
-def _matching(db: Database, question: Question) -> list[Group]:
-    """The groups that fit, fresh and stale, in the order in which they are shown."""
-    wanted = {
-        "op": question.op,
-        "shape": question.shape,
-        "world": question.world,
-        "digest": question.workload,
-    }
-    given = {name: value for name, value in wanted.items() if value is not None}
-    where = " WHERE " + " AND ".join(f"{name} = ?" for name in given) if given else ""
-    workloads = sorted(db.rows(f"SELECT op, world, id FROM workload{where}", tuple(given.values())))
-    topologies = None
-    if question.topology is not None:
-        topologies = {int(row[0]) for row in db.rows("SELECT id FROM topology WHERE digest = ?", (question.topology,))}
-    return [
-        group
-        for _, _, workload_id in workloads
-        for group in groups(db, int(workload_id))
-        if group.source in question.sources
-        and (topologies is None or group.topology_id in topologies)
-        and _machine_fits(db, group.environment_id, question)
-    ]
 
 
 def _machine_fits(db: Database, environment_id: int, question: Question) -> bool:
@@ -124,7 +128,7 @@ def _machine_fits(db: Database, environment_id: int, question: Question) -> bool
     )
 
 
-def _stale(db: Database, found: list[Group]) -> dict[Group, str]:
+def _stale(db: Database, found: Mapping[Group, tuple[str, int]]) -> dict[Group, str]:
     """Groups that a later toolchain, timer or validation on the same setting replaced, and how they differ."""
     alike: dict[tuple[object, ...], list[Group]] = defaultdict(list)
     for group in found:
@@ -133,23 +137,17 @@ def _stale(db: Database, found: list[Group]) -> dict[Group, str]:
         alike[group.workload_id, group.topology_id, group.source, *machine].append(group)
     replaced: dict[Group, str] = {}
     for members in alike.values():
-        if len(members) == 1:
-            continue
-        last = {group: _last(db, group) for group in members}
-        current = max(members, key=lambda group: last[group])
+        current = max(members, key=lambda group: found[group])
         newest = environment_of(db, current.environment_id)
         for group in members:
             if group != current:
-                differs = environment_differences(newest, environment_of(db, group.environment_id))
-                replaced[group] = differences_text(differs)
+                replaced[group] = _differs(newest, environment_of(db, group.environment_id))
     return replaced
 
 
-def _last(db: Database, group: Group) -> tuple[str, int]:
-    """When the group was last measured well; a group without a good trial replaces nothing."""
-    key = (group.workload_id, group.topology_id, group.environment_id, group.source)
-    found = db.rows(_LAST, key)
-    return (read_time(found[0][0]).isoformat(), int(found[0][1])) if found else ("", 0)
+@lru_cache(1024)
+def _differs(newest: EnvironmentKey, stored: EnvironmentKey) -> str:
+    return differences_text(environment_differences(newest, stored))
 
 
 def _notes(

@@ -48,6 +48,10 @@ ENVIRONMENT_FIELDS = (
 )
 
 
+# How a person may name an operation.
+OPERATION = re.compile(r"[A-Za-z][\w.+-]*")
+
+
 def normal_gpu(name: str) -> str:
     """One spelling a GPU model: `NVIDIA H200_NVL` -> `H200 NVL`. Different models stay different."""
     words = re.sub(r"[_\-\s]+", " ", name).strip().upper()

@@ -62,7 +62,10 @@ class Period:
     def of(cls, since: datetime | None, until: datetime | None, days: float) -> Period:
         """Errors: RecordError for an empty period or a time without a zone."""
         end = until or datetime.now(UTC)
-        begin = since or end - timedelta(days=days)
+        try:
+            begin = since or end - timedelta(days=days)
+        except (OverflowError, ValueError) as error:
+            raise RecordError("a period lies after the year 1", f"{days} days before {end}") from error
         if begin.tzinfo is None or end.tzinfo is None:
             raise RecordError("a time carries a zone", (begin, end), "use datetime.now(UTC)")
         if begin >= end:
@@ -268,6 +271,8 @@ def annotate(
         raise RecordError("an annotation is intended or note", kind)
     if not remark.strip():
         raise RecordError("an annotation says why", repr(remark))
+    if starts_at is not None and ends_at is not None and starts_at > ends_at:
+        raise RecordError("a span of time begins before it ends", f"{starts_at} to {ends_at}")
     if series is trial is session is None and starts_at is None and ends_at is None:
         raise RecordError("an annotation is about something", "nothing", "give a series, a trial, a session or a time")
     return db.transact(

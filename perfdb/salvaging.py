@@ -50,7 +50,12 @@ def salvage(damaged: Path, target: Path) -> tuple[Saved, ...]:
         raise DatabaseError("salvage writes a new file", f"{target} exists", "give another path")
     with tempfile.TemporaryDirectory(prefix="perfdb-salvage-") as folder:
         copy = Path(folder) / "damaged.db"
-        _copy(damaged, copy)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _copy(damaged, copy)
+        except OSError as error:
+            said = f"{error.filename or damaged}: {error.strerror}"
+            raise DatabaseError("salvage reads a file and writes a new one", said, "give paths that allow it") from error
         # Rows are kept in the schema that the file has and then migrated as any older database is.
         partial = target.with_name(f"{target.name}.part")
         partial.unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from perfdb.access import connect, is_read_only
 from perfdb.engine import BUSY_TIMEOUT_S, WRITE, make_engine, sqlite_path, translated, way_out
 from perfdb.errors import (
     CorruptDatabase,
@@ -56,15 +57,20 @@ def prepare(url: sa.URL, *, create: bool = True, migrate: bool = True) -> Prepar
     """
     path = sqlite_path(url)
     if path is not None:
-        refuse_network(path)
-        inspect_file(path, create)
+        try:
+            refuse_network(path)
+            inspect_file(path, create)
+        except (OSError, ValueError, RuntimeError) as error:  # no access, no such name, a loop of links
+            said = getattr(error, "strerror", None) or error
+            remedy = "make the file and its folder readable, or give another path"
+            raise DatabaseError("the database file must be usable", f"{path}: {said}", remedy) from error
         if path.exists() and path.stat().st_size <= QUICK_CHECK_BYTES:
             quick_check(path)
-    engine = make_engine(url, foreign_keys=False)
+    engine = make_engine(url, foreign_keys=False, create=create)
     try:
         with translated(url.render_as_string(), path):
             done = _prepare(engine, path, create, migrate)
-            if path is not None:
+            if path is not None and not is_read_only(path):
                 _switch_to_wal(engine)
             return done
     finally:
@@ -75,7 +81,7 @@ def inspect_file(path: Path, create: bool) -> None:
     """Look at the first bytes before SQLite does: some damaged files it would take for empty ones.
 
     Sizes are left to SQLite, which compares them under its lock: from outside, a file that another process is writing
-    looks truncated.
+    looks truncated. Errors: those of `prepare`, OSError.
     """
     if not path.exists():
         if not create:
@@ -125,8 +131,8 @@ def _log_bytes(path: Path) -> int:
 def quick_check(path: Path) -> None:
     """Read every page through. Errors: CorruptDatabase with what SQLite found."""
     try:
-        with closing(sqlite3.connect(path, timeout=BUSY_TIMEOUT_S)) as connection:
-            found = [str(row[0]) for row in connection.execute("PRAGMA quick_check(5)")]
+        with closing(connect(path, BUSY_TIMEOUT_S)) as connection:
+            found = [" ".join(str(row[0]).split()) for row in connection.execute("PRAGMA quick_check(5)")]
     except sqlite3.DatabaseError as error:
         if not str(getattr(error, "sqlite_errorname", "")).startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
             raise DatabaseError(
@@ -182,6 +188,12 @@ def _prepare(engine: sa.Engine, path: Path | None, create: bool, migrate: bool) 
         )
     if version is None and not create:
         raise MissingDatabase("the database must hold something", f"{where} is empty", "give --db PATH")
+    if version is not None and path is not None and is_read_only(path):
+        raise SchemaTooOld(
+            "the database must have this perfdb's schema",
+            f"{where} has schema {version}, this perfdb {VERSIONS[-1]}, and the file or its folder may not be written to",
+            "copy it into a folder of your own and open the copy, which is then migrated",
+        )
     if version is not None and not migrate:
         raise SchemaTooOld(
             "the database must have this perfdb's schema",

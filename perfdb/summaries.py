@@ -27,6 +27,9 @@ ON CONFLICT (workload_id, topology_id, environment_id, source, run) DO UPDATE SE
 WHERE excluded.value_us < point.value_us
 """
 
+# The same in parts, for many rows in one statement (`bulk.insert_rows`).
+STANDING_PARTS = ("INSERT INTO standing", _STANDING, _NEWER)
+POINT_PARTS = ("INSERT INTO point", _POINT, _FASTER)
 STANDING = f"INSERT INTO standing ({_STANDING}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) {_NEWER}"
 POINT = f"INSERT INTO point ({_POINT}) VALUES (?, ?, ?, ?, ?, ?, ?, ?) {_FASTER}"
 

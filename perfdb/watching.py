@@ -22,7 +22,7 @@ from perfdb.detectors import DEFAULT, detector
 from perfdb.errors import RecordError
 from perfdb.fast import read_time, stored_time
 from perfdb.records import ENVIRONMENT_FIELDS, EnvironmentKey
-from perfdb.selects import environment_of
+from perfdb.selects import checked_sources, environment_of
 from perfdb.session import Database
 
 DAYS = 30
@@ -92,6 +92,7 @@ class Watch:
 
 def lines(db: Database, since: datetime, *, source: str = "measured", policy: str = "best") -> list[Line]:
     """All series with points since then, in the order of their row ids."""
+    checked_sources(source, ())
     moment = stored_time(since, db.reader.dialect)
     if policy == "best":
         rows = db.rows(_RECENT, (moment, source))
@@ -130,9 +131,12 @@ def watch(
     The detector sees points of up to `LOOK_BACK` periods before.
     """
     chosen = detector(detector_name)
+    if not 0 <= alpha <= 1:
+        raise RecordError("alpha is a share, from 0 to 1", alpha)
     period = until - since
-    # Whole seconds, so that one question asked again is one question.
-    begin = (since - LOOK_BACK * period).replace(microsecond=0)
+    # Whole seconds, so that one question asked again is one question; not before there were times.
+    earliest = datetime.min.replace(tzinfo=since.tzinfo)
+    begin = (since - LOOK_BACK * period).replace(microsecond=0) if since - earliest > LOOK_BACK * period else earliest
     known = [
         line if line.times[-1] <= until else _until(line, until)
         for line in lines(db, begin, source=source, policy=policy)

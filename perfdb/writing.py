@@ -13,6 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from perfdb import summaries
+from perfdb.bulk import FEWEST, copy_rows, insert_rows, new_ids
 from perfdb.fast import adapted, stored_time
 from perfdb.models import Artifact, Base, Environment, Schedule, Topology, Workload
 from perfdb.records import (
@@ -33,11 +34,13 @@ _MODELS: Mapping[type[Key], type[Base]] = {
     ScheduleKey: Schedule,
 }
 
-_TRIAL = (
-    "INSERT INTO trial (workload_id, topology_id, environment_id, schedule_id, artifact_id, session_id, source, status,"
-    " value_us, world, message, conditions, recorded_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_TRIAL_COLUMNS = (
+    "workload_id, topology_id, environment_id, schedule_id, artifact_id, session_id, source, status, value_us, world,"
+    " message, conditions, recorded_at"
 )
-_SAMPLES = "INSERT INTO samples (trial_id, rank, encoding, count, data) VALUES (?, ?, ?, ?, ?)"
+_TRIAL = f"INSERT INTO trial ({_TRIAL_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_SAMPLES_COLUMNS = "trial_id, rank, encoding, count, data"
+_SAMPLES = f"INSERT INTO samples ({_SAMPLES_COLUMNS}) VALUES (?, ?, ?, ?, ?)"
 
 
 class Writer:
@@ -67,27 +70,31 @@ class Transaction:
     def trials(self, records: Sequence[TrialRecord]) -> list[int]:
         """Insert trials with their keys and samples and bring the summaries up to date; return their ids in order."""
         rows = [self._trial_row(record) for record in records]
-        ids = self._insert_many(_TRIAL, rows)
+        bulk = self._dialect != "sqlite" and len(rows) >= FEWEST
+        if bulk:
+            ids = new_ids(self._cursor, "trial", len(rows))
+            copy_rows(self._cursor, "trial", f"id, {_TRIAL_COLUMNS}", [(i, *row) for i, row in zip(ids, rows, strict=True)])
+        else:
+            ids = self._insert_many(_TRIAL, rows)
         samples = [
             (trial, rank, *pack(row))
             for trial, record in zip(ids, records, strict=True)
             for rank, row in enumerate(record.samples_us)
             if row
         ]
-        self._many(_SAMPLES, samples)
-        standing, points = [], []
+        if bulk:
+            copy_rows(self._cursor, "samples", _SAMPLES_COLUMNS, samples)
+        else:
+            self._many(_SAMPLES, samples)
         for group in sorted({(row[0], row[1], row[2], row[6]) for row in rows}):
             self._group(*group)
-        for trial, row in zip(ids, rows, strict=True):
-            workload, topology, environment, schedule, _, session, source, status, value, *_, when = row
-            if status != "interrupted":
-                standing.append((workload, topology, environment, source, schedule, trial, status, value, when))
-            if status == "ok":
-                run = -trial if session is None else session
-                points.append((workload, topology, environment, source, run, trial, value, when))
-        # Two writers that change the same rows of a server in the same order wait for each other, never in a circle.
-        self._many(summaries.STANDING, sorted(standing, key=lambda row: row[:6]))
-        self._many(summaries.POINT, sorted(points, key=lambda row: row[:6]))
+        standing, points = _summaries(ids, rows)
+        if bulk:
+            insert_rows(self._cursor, *summaries.STANDING_PARTS, standing)
+            insert_rows(self._cursor, *summaries.POINT_PARTS, points)
+        else:
+            self._many(summaries.STANDING, standing)
+            self._many(summaries.POINT, points)
         return ids
 
     def _trial_row(self, record: TrialRecord) -> tuple[Any, ...]:
@@ -218,6 +225,30 @@ class Transaction:
         while self._cursor.nextset():
             ids.append(int(self._cursor.fetchone()[0]))
         return ids
+
+
+def _summaries(
+    ids: Sequence[int], rows: Sequence[tuple[Any, ...]]
+) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    """Rows of `standing` and of `point` for these trials, one a key.
+
+    Sorted: two writers that change the same rows of a server in the same order wait for each other, never in a circle.
+    """
+    standing: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    points: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    for trial, row in zip(ids, rows, strict=True):
+        workload, topology, environment, schedule, _, session, source, status, value, *_, when = row
+        group = (workload, topology, environment, source)
+        if status != "interrupted":
+            known = standing.get((*group, schedule))
+            if known is None or (when, trial) > (known[3], known[0]):
+                standing[*group, schedule] = (trial, status, value, when)
+        if status == "ok":
+            run = -trial if session is None else session
+            fastest = points.get((*group, run))
+            if fastest is None or (value, trial) < (fastest[1], fastest[0]):
+                points[*group, run] = (trial, value, when)
+    return [(*key, *standing[key]) for key in sorted(standing)], [(*key, *points[key]) for key in sorted(points)]
 
 
 @cache

@@ -8,6 +8,9 @@ shipped query reads through (`perfdb.auditing`). rows_per_s_8: trials with sampl
 `BATCH` a commit, each commit on the disk. errors_32: exceptions in 32 writer
 processes that commit each trial. lost_rows: trials that `record` had returned for and that are not there after kill -9
 at 100 random moments, plus whatever `perfdb check` finds.
+
+What happens is said as it does; `-o FILE` keeps the figures after each engine, with what else was seen and the load of
+the machine. The whole run ends after `--limit-s` at the latest.
 """
 
 from __future__ import annotations
@@ -28,8 +31,10 @@ from datetime import timedelta
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
+import common
 import filling
 
 import perfdb
@@ -42,6 +47,7 @@ from tests.perfdb import postgres_server
 
 ASKED = 5000
 BATCH = 100
+LIMIT_S = 1800
 UNTIL = filling.START + timedelta(days=filling.DAYS)
 
 
@@ -62,7 +68,8 @@ def p99_ms(ask: Callable[[int], object], count: int = ASKED) -> tuple[float, flo
     return 1e3 * times[len(times) // 2], 1e3 * times[int(0.99 * len(times))]
 
 
-def look_ups(db: perfdb.Database, plan: filling.Plan) -> dict[str, float]:
+def look_ups(db: perfdb.Database, plan: filling.Plan) -> tuple[dict[str, float], dict[str, float]]:
+    """The figures, and the medians beside them."""
     chance = random.Random(5)
     keys = []
     for _ in range(ASKED):
@@ -71,8 +78,8 @@ def look_ups(db: perfdb.Database, plan: filling.Plan) -> dict[str, float]:
         place, work = filling.environment(machine, day), filling.workload(chance.randrange(plan.workloads))
         keys.append((work, filling.TOPOLOGY, place, filling.schedule(pick)))
     hits = sum(perfdb.exact(db, *key) is not None for key in keys)
-    median, exact = p99_ms(lambda n: perfdb.exact(db, *keys[n]))
-    say(f"  exact: median {median:.3f} ms, p99 {exact:.3f} ms, {hits} of {ASKED} keys stored")
+    usual, exact = p99_ms(lambda n: perfdb.exact(db, *keys[n]))
+    say(f"  exact: median {usual:.3f} ms, p99 {exact:.3f} ms, {hits} of {ASKED} keys stored")
     median, top = p99_ms(lambda n: perfdb.top(db, op=keys[n][0].op, shape=keys[n][0].shape, gpu=keys[n][2].gpu))
     say(f"  top 10: median {median:.3f} ms, p99 {top:.3f} ms")
     slowest, frames = 0.0, 0
@@ -81,7 +88,9 @@ def look_ups(db: perfdb.Database, plan: filling.Plan) -> dict[str, float]:
         frames = regressions(db, until=UNTIL).attrs["series"]
         slowest = max(slowest, time.perf_counter() - started)
     say(f"  regressions of 30 days over {frames} series: {slowest:.2f} s")
-    return {"exact_p99_ms": round(exact, 4), "top10_p99_ms": round(top, 4), "regressions_s": round(slowest, 3)}
+    medians = {"exact_median_ms": round(usual, 4), "top10_median_ms": round(median, 4)}
+    figures = {"exact_p99_ms": round(exact, 4), "top10_p99_ms": round(top, 4), "regressions_s": round(slowest, 3)}
+    return figures, medians
 
 
 def full_scans(db: perfdb.Database) -> int:
@@ -215,26 +224,38 @@ def killed(url: str, times: int = 100) -> int:
     return lost + len(report.problems)
 
 
-def measure(url: str, empty: Callable[[str], str], plan: filling.Plan) -> dict[str, float]:
-    """All figures of one engine. `empty(name)` gives the URL of a new database."""
-    started = time.perf_counter()
+def measure(
+    url: str, empty: Callable[[str], str], plan: filling.Plan
+) -> tuple[dict[str, float], dict[str, float | str]]:
+    """All figures of one engine, and what else was seen. `empty(name)` gives the URL of a new database."""
     with perfdb.open_database(url) as db:
         small = _insert_us(db)
-        count = filling.fill(db, plan)
+        started = time.perf_counter()
+        count = filling.fill(db, plan, lambda day, rows: say(f"  night {day + 1} of {filling.DAYS}: {rows} trials"))
         seconds = time.perf_counter() - started
         say(f"  {count} trials with samples stored in {seconds:.0f} s, {count / seconds:.0f} rows/s by one writer")
         if db.path is None:
             with db.write() as connection:
                 connection.exec_driver_sql("ANALYZE")
-        result = look_ups(db, plan)
+        result, medians = look_ups(db, plan)
         result["full_scans"] = full_scans(db)
         large = _insert_us(db)
+        (version,) = db.rows("SELECT sqlite_version()" if db.path else "SELECT current_setting('server_version')")
     say(f"  an insert: {small:.0f} us into an empty database, {large:.0f} us at {count} trials")
     result["rows_per_s_8"] = round(rate(url, 8, 4000, BATCH)[0])
-    rate(url, 8, 400, 1)
+    single = rate(url, 8, 400, 1)[0]
     result["errors_32"] = rate(empty("writers"), 32, 60, 1)[1]
     result["lost_rows"] = killed(empty("killed"))
-    return result
+    seen: dict[str, float | str] = {
+        **medians,
+        "trials": count,
+        "fill_rows_per_s": round(count / seconds),
+        "insert_us_empty": round(small),
+        "insert_us_full": round(large),
+        "rows_per_s_8_one_a_commit": round(single),
+        "engine_version": str(version[0]),
+    }
+    return result, seen
 
 
 def _insert_us(db: perfdb.Database) -> float:
@@ -248,24 +269,45 @@ def _insert_us(db: perfdb.Database) -> float:
     return 1e6 * sorted(times)[len(times) // 2]
 
 
+def keep(output: Path | None, line: dict[str, float], seen: dict[str, object]) -> None:
+    if output is not None:
+        loads = [round(load, 1) for load in os.getloadavg()]
+        found = {**common.header("perfdb"), "cpus": os.cpu_count(), "loads": loads, "figures": line, "seen": seen}
+        output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def late(*_: object) -> None:
+    raise TimeoutError("the benchmark took longer than --limit-s")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=1_000_000)
     parser.add_argument("--engine", choices=("sqlite", "postgresql", "both"), default="both")
+    parser.add_argument("--limit-s", type=int, default=LIMIT_S)
+    parser.add_argument("-o", "--output", type=Path)
     chosen = parser.parse_args(arguments)
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(chosen.limit_s)
+    started = time.perf_counter()
     plan = filling.Plan(chosen.trials)
     with ExitStack() as stack:
         line: dict[str, float] = {}
+        seen: dict[str, object] = {}
         if chosen.engine != "postgresql":
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-perfdb-")))
             say("SQLite")
-            line |= measure(str(folder / "perf.db"), lambda name: str(folder / f"{name}.db"), plan)
+            found, seen["sqlite"] = measure(str(folder / "perf.db"), lambda name: str(folder / f"{name}.db"), plan)
+            line |= found
+            keep(chosen.output, line, seen)
         if chosen.engine != "sqlite":
             server = stack.enter_context(postgres_server.server(durable=True))
             say("PostgreSQL")
             url = postgres_server.make_database(server, "perf")
-            found = measure(url, lambda name: postgres_server.make_database(server, name), plan)
+            found, seen["postgresql"] = measure(url, lambda name: postgres_server.make_database(server, name), plan)
             line |= {f"{name}_pg": value for name, value in found.items()}
+            keep(chosen.output, line, seen)
+    say(f"{time.perf_counter() - started:.0f} s in all")
     print(json.dumps(line))
 
 

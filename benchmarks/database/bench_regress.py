@@ -4,6 +4,9 @@ False alarms: the share of series without a step in which the detector raises an
 0.3 % and 1 % noise. Found: the share of series with a step in which it raises an alarm, in the right direction, after
 the step and before the given number of runs have passed (a missing run counts as one that passed). `--tune` uses seeds
 that the report never sees, and is how the constants of `perfdb/detectors/quiet.py` were chosen.
+
+Recorded series are judged as well (`recorded.py`), under keys that begin with `recorded_`. `-o FILE` keeps all
+figures.
 """
 
 from __future__ import annotations
@@ -15,7 +18,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+
+import common
 import numpy as np
+import recorded
 
 from perfdb.detecting import Detector, Floats
 from perfdb.detectors import detectors
@@ -29,7 +38,6 @@ CASES = (
     ("found_3pct_high_noise", HIGH, 0.03, 10),
     ("found_5pct_high_noise", HIGH, 0.05, 5),
 )
-RECORDED = Path(__file__).parent / "recorded.json"
 
 
 def false_alarms(detector: Detector, times: Floats) -> float:
@@ -56,40 +64,33 @@ def scores(detector: Detector, count: int, seed: int, phi: float = 0.4) -> dict[
     return {name: round(value, 4) for name, value in result.items()}
 
 
-def recorded_scores(detector: Detector) -> dict[str, float]:
-    """The same on series that were recorded on machines: as they are, and with a step of 5 % put in at run 40."""
-    data = json.loads(RECORDED.read_text(encoding="utf-8"))
-    times = np.array([series["times_us"] for series in data["series"]], dtype=np.float64)
-    stepped = times.copy()
-    stepped[:, 40:] *= 1.05
-    at = np.full(len(times), 40)
-    return {
-        "series": len(times),
-        "false_alarm_rate": round(false_alarms(detector, times), 4),
-        "found_5pct_within_10": round(found(detector, stepped, at, 10), 4),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--series", type=int, default=1000, help="series a case (five cases)")
     parser.add_argument("--seed", type=int, default=REPORT_SEED)
     parser.add_argument("--tune", action="store_true", help="use the seeds for tuning, ours alone")
+    parser.add_argument("-o", "--output", type=Path)
     arguments = parser.parse_args()
     seed = TUNE_SEED if arguments.tune else arguments.seed
     names = ["quiet"] if arguments.tune else list(detectors())
     line: dict[str, float] = {}
+    seen: dict[str, dict[str, float]] = {}
     for name in names:
         started = time.perf_counter()
         result = scores(detectors()[name], arguments.series, seed)
-        note = {"recorded": recorded_scores(detectors()[name])} if RECORDED.exists() else {}
-        print(f"{name:12s} {json.dumps({**result, **note})} {time.perf_counter() - started:.1f} s", file=sys.stderr)
+        noted = recorded.scores(detectors()[name])
+        seen[name] = {**result, **noted}
+        print(f"{name:12s} {json.dumps(seen[name])} {time.perf_counter() - started:.1f} s", file=sys.stderr)
         if name in ("quiet", "asv", "conbench", "edivisive"):
-            line |= {key if name == "quiet" else f"{name}_{key}": value for key, value in result.items()}
+            line |= {key if name == "quiet" else f"{name}_{key}": value for key, value in (result | noted).items()}
     for phi in (0.0, 0.2, 0.6):
-        result = scores(detectors()["quiet"], arguments.series, seed + 100, phi)
+        result = seen[f"quiet, correlation {phi}"] = scores(detectors()["quiet"], arguments.series, seed + 100, phi)
         print(f"quiet, correlation {phi}: {json.dumps(result)}", file=sys.stderr)
     line["series"] = arguments.series * (len(CASES) + 2)
+    line["recorded_series"] = len(recorded.load())
+    if arguments.output is not None:
+        kept = {**common.header("regress"), "figures": line, "seen": seen}
+        arguments.output.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(line))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -94,12 +94,17 @@ def nights(plan: Plan) -> Iterator[list[perfdb.TrialRecord]]:
         yield rows
 
 
-def fill(db: perfdb.Database, plan: Plan) -> int:
-    """Store the plan's trials, one commit a few thousand; return how many there are."""
+def fill(db: perfdb.Database, plan: Plan, progress: Callable[[int, int], object] = lambda day, count: None) -> int:
+    """Store the plan's trials, one commit a few thousand; return how many there are.
+
+    `progress` is told every tenth night and the trials so far.
+    """
     for day in range(DAYS):
         db.start_session(seed=day, command="nightly", revision=f"r{day}")
     count = 0
-    for rows in nights(plan):
+    for day, rows in enumerate(nights(plan)):
         for begin in range(0, len(rows), 4000):
             count += len(db.record_many(rows[begin : begin + 4000]))
+        if day % 10 == 9:
+            progress(day, count)
     return count

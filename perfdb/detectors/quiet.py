@@ -5,7 +5,8 @@ correlation without their outliers, and the 3 to 10 runs from it on give the new
 units of its own standard error, which grows with the correlation, is turned into a normal deviate by Student's t, so
 that a short history has to show more. It is reported if the deviate passes a threshold and the step lasts: three
 quarters of the new runs agree with each other within the noise, four fifths of these lie on the far side of the middle
-between the levels, and the step is above a floor, both absolute and relative to the noise.
+between the levels, and the step is above a floor, both absolute and relative to the noise. Last, the runs before are
+counted: where so many of them lie beyond that middle that chance brings the new ones together, it is no step.
 
 The constants were chosen by `benchmarks/database/bench_regress.py --tune` on seeds that its report does not use.
 """
@@ -16,9 +17,12 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
 from perfdb.detecting import Change, Floats, Ints, normal_tail, packed, student_z
+
+Bools = npt.NDArray[np.bool_]
 
 # Runs before a step that are looked at, and the fewest that say anything.
 WINDOW = 60
@@ -37,9 +41,11 @@ CORRELATION = 0.4
 CORRELATION_WEIGHT = 100.0
 # A degree of freedom a run is too many where runs are correlated.
 FREEDOM = 0.7
-THRESHOLD = 3.9
+THRESHOLD = 3.85
 # The threshold rises for short windows and falls for long ones, by this much a factor e of their size.
 SLOPE = 0.35
+# A step is no news where the runs before it lie beyond its middle often enough for chance to bring so many in a row.
+BY_CHANCE = 1e-3
 # Places and window sizes overlap: a series of n runs is worth about this many independent looks a run.
 LOOKS = 1.0
 
@@ -118,7 +124,9 @@ class Quiet:
             deviates, ends = np.zeros(shape), np.zeros(shape, dtype=np.int64)
             steps = np.zeros((len(values), 2, len(SIZES), count))
             for at, size in enumerate(SIZES):
-                deviates[:, at], after = _step(values, before, size)
+                deviates[:, at], after, beyond = _step(values, before, size)
+                known = _by_chance(values, before.level, after, beyond, size, deviates[:, at] > self.threshold)
+                deviates[:, at][known] = 0.0
                 ends[:, at] = places[:, np.minimum(np.arange(count) + size, count) - 1]
                 steps[:, 0, at], steps[:, 1, at] = before.level, after
         return deviates, ends, steps, places
@@ -157,8 +165,9 @@ def _median(windows: Floats, count: Ints) -> Floats:
     return result
 
 
-def _step(values: Floats, before: _Level, size: int) -> tuple[Floats, Floats]:
-    """Deviates of a step whose new level has `size` runs, 0 where it does not last; and the new levels."""
+def _step(values: Floats, before: _Level, size: int) -> tuple[Floats, Floats, Ints]:
+    """Deviates of a step whose new level has `size` runs, 0 where it does not last; the new levels; and how many of the
+    new runs lie beyond the middle between the levels."""
     padded = np.concatenate([values, np.full((len(values), size), np.nan)], axis=1)
     windows = sliding_window_view(padded, size, axis=1)[:, : values.shape[1]]
     whole = ~np.isnan(windows[..., -1])
@@ -177,7 +186,25 @@ def _step(values: Floats, before: _Level, size: int) -> tuple[Floats, Floats]:
     lasts = whole & (before.count >= HISTORY) & (count >= AGREEING * size) & (far.sum(axis=2) >= BEYOND * count)
     lasts &= (np.abs(step) >= FLOOR) & (np.abs(step) >= FLOOR_NOISE * before.noise)
     deviates = student_z(step / error, np.maximum(FREEDOM * before.count - 1, 3))
-    return np.where(lasts, deviates + SLOPE * math.log(size / 5), 0.0), after
+    return np.where(lasts, deviates + SLOPE * math.log(size / 5), 0.0), after, far.sum(axis=2)
+
+
+def _by_chance(values: Floats, level: Floats, after: Floats, beyond: Ints, size: int, asked: Bools) -> Bools:
+    """Of the places asked about, those where the runs before explain the new ones.
+
+    On a machine that is slow now and then, a quarter of the runs say, a few slow ones in a row are no step. This part
+    knows nothing of the shape of the noise: it counts runs, outliers too.
+    """
+    known = np.zeros(asked.shape, dtype=bool)
+    for row, place in np.argwhere(asked):
+        earlier = values[row, max(0, place - WINDOW) : place]
+        middle = (level[row, place] + after[row, place]) / 2
+        there = (earlier > middle) if after[row, place] > level[row, place] else (earlier < middle)
+        share = (there.sum() + 1) / (len(earlier) + 2)
+        least = int(beyond[row, place])
+        tail = sum(math.comb(size, n) * share**n * (1 - share) ** (size - n) for n in range(least, size + 1))
+        known[row, place] = tail > BY_CHANCE
+    return known
 
 
 DETECTOR = Quiet()

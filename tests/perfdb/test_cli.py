@@ -81,7 +81,7 @@ def test_failures_show_an_example_on_one_line(filled: str) -> None:
     assert "rank 2 waited [bold]step 3[/bold]" in row
     assert row.rstrip().endswith("x" * 300)
     assert "\x1b" not in row
-    nothing = run("failures", "--db", filled, "--op", "none")
+    nothing = run("failures", "--db", filled, "--source", "replayed")
     assert (nothing.exit_code, nothing.stdout) == (0, "")
     assert "no failed trial matches" in nothing.stderr
 
@@ -165,3 +165,37 @@ def test_piped_output_is_neither_folded_nor_coloured(filled: str) -> None:
     assert LONG in done.stdout
     assert len(done.stdout.splitlines()) == 3
     assert "\x1b" not in done.stdout
+
+
+def test_salvage_writes_where_there_is_no_folder_yet(filled: str, tmp_path: Path) -> None:
+    target = tmp_path / "new" / "saved.db"
+    assert run("check", "--db", filled, "--salvage", str(target)).exit_code == 0
+    assert run("check", "--db", str(target)).exit_code == 0
+    again = run("check", "--db", filled, "--salvage", str(Path(filled) / "saved.db"))
+    assert again.exit_code == 1
+    assert "salvage reads a file and writes a new one" in again.stderr
+    assert run("check", "--db", filled, "--salvage", str(tmp_path / "x.db"), "--repair").exit_code == 2
+
+
+def test_an_error_about_another_database_names_it(filled: str, tmp_path: Path) -> None:
+    other = tmp_path / "other.db"
+    for content in (b"", b"not a database", b"SQLite format 3\0" + b"x" * 5000):
+        other.write_bytes(content)
+        result = run("merge", str(other), "--db", filled)
+        assert result.exit_code in (1, 2)
+        assert str(other) in result.stderr
+        assert "perfdb-merge-" not in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+        assert other.read_bytes() == content
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_an_output_that_is_full_is_said(filled: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "perfdb", "best", "--db", filled, "--csv"],
+            stdout=full, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert "error: the output must be written; got: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr

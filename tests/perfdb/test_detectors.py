@@ -125,3 +125,13 @@ def test_students_t_becomes_a_normal_deviate() -> None:
     # Two-sided tails of t by table: t(10) 2.228 at 5 %, t(30) 3.646 at 0.1 %.
     assert student_z(np.array([2.228]), np.array([10.0])) == pytest.approx([1.960], abs=0.01)
     assert student_z(np.array([3.646]), np.array([30.0])) == pytest.approx([3.291], abs=0.01)
+
+
+def test_a_machine_that_is_slow_now_and_then_makes_no_step() -> None:
+    chance = np.random.default_rng(3)
+    slow = chance.random((300, 60)) < 0.25
+    times = 100.0 * (1 + 0.002 * chance.standard_normal((300, 60)) + 0.1 * slow)
+    assert sum(map(bool, detector("quiet").find(times))) <= 18  # without that count: more than half
+    # A step beyond what it does now and then is one all the same.
+    times[:, 40:] *= 1.3
+    assert sum(any(change.index >= 38 for change in found) for found in detector("quiet").find(times)) >= 285

@@ -151,6 +151,17 @@ def test_a_missing_database_is_wrong_usage(tmp_path: Path) -> None:
     assert not (tmp_path / "r.html").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(("--op", "ag_gem"), "no stored operation is ag_gem; nearest: ag_gemm"), (("--gpu", " "), "a GPU model has a name")],
+)
+def test_what_is_not_stored_makes_no_empty_page(made: Path, tmp_path: Path, arguments: tuple[str, str], said: str) -> None:
+    result = run("--db", str(made.with_name("perf.db")), "-o", str(tmp_path / "r.html"), *arguments)
+    assert result.exit_code != 0
+    assert said in result.stderr
+    assert not (tmp_path / "r.html").exists()
+
+
 def browser() -> str:
     for name in BROWSERS:
         found = shutil.which(name)

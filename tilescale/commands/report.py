@@ -26,6 +26,7 @@ def report(
     with reported():
         file_for(output, "--output")
         import perfdb
+        from perfdb import asked
         from tilescale.report.data import gather
 
         try:
@@ -33,6 +34,9 @@ def report(
         except ImportError as error:
             raise MissingDependency("a report needs plotly", error.name, "pip install plotly") from error
         with perfdb.open_database(database(db), create=False) as opened:
+            asked.require(opened, op=op, gpu=gpu)
+            if there := asked.unknown(opened, {"op": op, "gpu": gpu}):
+                raise perfdb.RecordError("a report is about what is stored", "; ".join(there), "leave --op or --gpu out")
             text = page(gather(opened, op=op, gpu=gpu))
         output.parent.mkdir(parents=True, exist_ok=True)
         aside = output.with_name(f"{output.name}.part")
