@@ -23,6 +23,8 @@ from tilescale.codegen.table import (
     KIND_PACE,
     KIND_RESERVE,
     KIND_SIGNAL,
+    KIND_SOURCE,
+    KIND_SUM,
     KIND_WAIT,
     MAX_RANKS,
     MAX_SLOTS,
@@ -353,8 +355,6 @@ class _Block:
     def walk(self) -> Iterator[bool]:
         arguments, machine = self.arguments, self.machine
         calls = machine.u32(arguments.state)
-        if self.role == ROLE_GEMM and self.index > 0:
-            return self.finish(calls)  # the first block of a gang does the products of all
         for i in range(self.first, self.first + self.count):
             kind, _, source, target, counter, value, per_call, rows, source_offset, target_offset, size, _, _ = STEP.unpack(
                 machine.at(arguments.steps + i * STEP.size, STEP.size))
@@ -366,9 +366,11 @@ class _Block:
                 wanted = calls * per_call + value
                 while machine.u32(arguments.counters[arguments.rank] + 4 * counter) < wanted:
                     yield False
-            elif kind in (KIND_RESERVE, KIND_PACE):
-                pass  # the scale model's clock takes time alone
-            elif kind == KIND_GEMM:
+            elif kind in (KIND_RESERVE, KIND_PACE, KIND_SOURCE):
+                pass  # the scale model's clock takes time alone; sources are read by the sum before them
+            elif kind == KIND_SUM:
+                self.add_up(i + 1, rows, self.slot(target, calls) + target_offset, size, calls)
+            elif kind == KIND_GEMM and self.index == 0:  # the first block of a gang does the products of all
                 operand = source + (calls & 1 if value == 2 else 0)
                 self.multiply(operand, size, source_offset, rows, self.slot(target, calls) + target_offset)
             yield True
@@ -386,14 +388,35 @@ class _Block:
         if share:
             self.machine.at(target + begin, share)[:] = bytes(self.machine.at(source + begin, share))
 
+    def add_up(self, first: int, sources: int, target: int, size: int, calls: int) -> None:
+        """This block's share of the elements, in fp32, rounded once."""
+        machine = self.machine
+        part, out = self.type_named("Part"), self.type_named("Out")
+        unit = int(self.text.split("copy_unit = ")[1].split(";")[0])
+        each = -(-(size // unit) // self.gang) * unit
+        begin, end = min(size, each * self.index), min(size, each * (self.index + 1))
+        if begin == end:
+            return
+        count = (end - begin) // ITEMSIZE[part]
+        total = torch.zeros(1, count)
+        for i in range(first, first + sources):
+            _, _, slot, _, _, _, _, _, offset, *_ = STEP.unpack(
+                machine.at(self.arguments.steps + i * STEP.size, STEP.size))
+            total += machine.tensor(Matrix(self.slot(slot, calls) + offset + begin, 1, count, (count, 1), part))
+        to = target + begin // ITEMSIZE[part] * ITEMSIZE[out]
+        machine.tensor(Matrix(to, 1, count, (count, 1), out)).copy_(total)
+
+    def type_named(self, name: str) -> str:
+        """The element type that the text of the kernel calls so."""
+        return {"ts::Bf16": "bfloat16", "ts::Fp16": "float16", "ts::Fp32": "float32"}[
+            self.text.split(f"using {name} = ")[1].split(";")[0]]
+
     def multiply(self, operand: int, shard: int, row: int, rows: int, out: int) -> None:
         arguments, machine = self.arguments, self.machine
         magic, address, columns, _, _, pitch, per_shard, item, _, _ = _MAP.unpack_from(self.maps, operand * MAP_BYTES)
         magic_b, address_b, *_ = _MAP.unpack_from(self.maps, 3 * MAP_BYTES)
         assert (magic, magic_b, columns) == (_MAGIC, _MAGIC, arguments.k)
-        dtype = "bfloat16" if "using Element = ts::Bf16" in self.text else "float16"
-        out_dtype = {"ts::Bf16": "bfloat16", "ts::Fp16": "float16", "ts::Fp32": "float32"}[
-            self.text.split("using Out = ")[1].split(";")[0]]
+        dtype, out_dtype = self.type_named("Element"), self.type_named("Out")
         strides = (arguments.n, 1) if "b_row_major = true" in self.text else (1, arguments.k)
         a = Matrix(address + shard * per_shard + row * pitch, rows, arguments.k, (pitch // item, 1), dtype)
         b = Matrix(address_b, arguments.k, arguments.n, strides, dtype)

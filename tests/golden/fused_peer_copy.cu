@@ -27,6 +27,7 @@ struct Config {
   static constexpr bool in_flight = false;
   static constexpr bool store_staged = true;
   static constexpr bool store_tensor = true;
+  static constexpr int store_versions = 1;
   static constexpr int store_columns = 64;
   static constexpr int store_buffers = 2;
   using Element = ts::Bf16;

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from families import FUSED, SCHEDULES
-from support import ag_gemm, all_gather
+from support import ag_gemm, all_gather, gemm_rs, reduction
 
 from tilescale.codegen.emit import emit
 from tilescale.errors import EmulationError, TopologyError
@@ -20,13 +20,47 @@ from tilescale.schedules.reuse import check_reuse
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import space
 from tilescale.schedules.verify import verify
-from tilescale.spec.op import matmul
+from tilescale.spec.op import Spec, matmul
 from tilescale.spec.tensor import Tensor
 from tilescale.spec.topology import Topology
 from tilescale.spec.views import FullCol, FullRow
 
 SOME = ("fused peer_copy push", "fused tma pull symmetric", "fused copy engine push", "library pull symmetric", "copy push",
         "copy tma pull", "copy pull symmetric")
+
+
+def one_of_each(spec: Spec, **knobs: object) -> list[Schedule]:
+    """The schedule with the smallest knobs of every algorithm, transport, direction, overlap and way to multiply."""
+    found: dict[tuple[str, ...], Schedule] = {}
+    for s in space(spec).schedules:
+        if all(getattr(s, name) == value for name, value in knobs.items()):
+            found.setdefault((s.algorithm, s.transport, s.direction, s.overlap, s.compute), s)
+    return list(found.values())
+
+
+# -- A2: decode sizes --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("out", ["FullRow", "Replicate"])
+@pytest.mark.parametrize("rows", [1, 17])
+def test_a2_few_rows_on_eight_ranks_are_right_and_padding_never_leaks(rows: int, out: str) -> None:
+    spec = gemm_rs((rows, 136, 72 * 8), 8, out=out)
+    for seed, schedule in enumerate(one_of_each(spec, transport="peer_copy", compute="generated")):
+        emulation = emulate(spec, schedule, seed)
+        assert emulation.ok, emulation.report
+
+
+# -- A3: contractions that are no multiple of a tile -------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("k", [20, 24, 32, 192, 3696])
+def test_a3_local_contractions_are_right_or_left_to_the_library(k: int, dtype: str) -> None:
+    spec = gemm_rs((16, 64, 2 * k), 2, dtype=dtype)
+    generated = space(spec, {"compute": ["generated"]})
+    assert (generated.feasible > 0) == (k % 8 == 0)
+    if not generated.feasible:
+        assert "rows of both operands are multiples of 16 bytes" in generated.explain_empty()
+    for compute in ("generated", "library"):
+        for schedule in one_of_each(spec, compute=compute, overlap="none", transport="peer_copy"):
+            emulation = emulate(spec, schedule, k)
+            assert emulation.ok, emulation.report
 
 
 # -- A4: more than 2^31 elements ---------------------------------------------------------------------------------------
@@ -62,6 +96,14 @@ def test_eight_ranks_with_the_last_one_late() -> None:
     spec, schedule = ag_gemm((64 * 8, 128 * 8, 64), 8), replace(FUSED, num_comm_blocks=2)
     emulation = emulate(spec, schedule, 1, "random", conditions=Conditions(late_rank=7))
     assert emulation.ok, emulation.report
+
+
+@pytest.mark.parametrize(("to", "late"), [("Replicate", 7), ("FullRow", 0)])
+def test_b4_sums_of_inputs_that_are_spoiled_at_once_while_a_rank_is_late(to: str, late: int) -> None:
+    spec = reduction((72, 24), 8, to=to)
+    for seed, schedule in enumerate(one_of_each(spec, transport="peer_copy")):
+        emulation = emulate(spec, schedule, seed, conditions=Conditions(calls=6, late_rank=late))
+        assert emulation.ok, emulation.report
 
 
 # -- B5: counters wrap -------------------------------------------------------------------------------------------------

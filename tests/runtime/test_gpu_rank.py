@@ -10,6 +10,7 @@ import pytest
 import torch
 from deploy.fakes import ag_gemm, all_gather, images, kinds, one_schedule
 from runtime.gpu_fakes import TIME_US, Ranks
+from support import gemm_rs, reduction
 
 from tilescale.codegen.emit import emit
 from tilescale.codegen.program import Program
@@ -57,9 +58,15 @@ def test_a_race_before_the_facts_is_a_failure() -> None:
     assert statuses(measure(Ranks(2), spec, emit(spec, one_schedule(spec)))) == {"launch_error"}
 
 
+SUMS = [gemm_rs((160, 64, 128), 2), gemm_rs((161, 64, 128), 2, order="col", out_dtype="float32"),
+        gemm_rs((1, 64, 128), 2), gemm_rs((160, 64, 128), 2, out="Replicate", partial_dtype="bfloat16"),
+        reduction((160, 64), 2), reduction((3, 5), 2), reduction((160, 64), 2, to="FullRow"),
+        reduction((1, 64), 2, to="FullRow", dtype="float16"), reduction((160, 64), 2, inputs="symmetric")]
+
+
 @pytest.mark.parametrize("spec", [ag_gemm(), all_gather(), ag_gemm(order="row", out_dtype="float32"),
-                                  ag_gemm(inputs="symmetric"), all_gather(inputs="symmetric")],
-                         ids=["ag_gemm", "all_gather", "row float32", "symmetric", "all_gather symmetric"])
+                                  ag_gemm(inputs="symmetric"), all_gather(inputs="symmetric"), *SUMS],
+                         ids=lambda spec: f"{spec.label} {spec.output.view.label} {spec.output.dtype} {spec.placement}")
 def test_every_kind_of_schedule_is_right_and_timed(ranks: Ranks, spec: Spec) -> None:
     for schedule in kinds(spec):
         reports = measure(ranks, spec, emit(spec, schedule))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilescale.codegen.maps import map_bytes, out_shard_bytes, tensor_maps
+from tilescale.codegen.maps import map_bytes, out_shard_bytes, stored_buffer, tensor_maps
 from tilescale.codegen.program import (
     COUNTER_BYTES,
     STATE_BYTES,
@@ -62,6 +62,7 @@ class _Emitter:
         self.kernels: list[Kernel] = []
         self.versions = {b.name: b.versions for b in plan.buffers}
         self.totals: tuple[int, ...] = ()
+        self.stored = stored_buffer(plan)
 
     def program(self) -> Program:
         plan = self.plan
@@ -112,7 +113,7 @@ class _Emitter:
 
     def _kernel(self, launch: Launch) -> int:
         """Index of the kernel of a launch, added where it is new."""
-        kernel = kernel_text(self.spec, self.schedule, launch, self.plan.buffers)
+        kernel = kernel_text(self.spec, self.schedule, launch, self.stored)
         if kernel not in self.kernels:
             self.kernels.append(kernel)
         return self.kernels.index(kernel)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from tilescale.codegen.program import Placed, TensorMapSpec
 from tilescale.schedules import tile
-from tilescale.schedules.plan import Buffer, Gemm, Launch, Plan
+from tilescale.schedules.plan import Buffer, Gemm, Plan
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
 
@@ -25,15 +25,15 @@ def out_shard_bytes(plan: Plan) -> int:
     return map_bytes(plan) // plan.goal.row_bytes * plan.goal.product_row_bytes
 
 
-def stored_buffer(launches: Iterable[Launch], buffers: Sequence[Buffer]) -> Buffer | None:
-    """The buffer that all products of these launches of a rank are stored in, where tensor stores can reach it: its map
-    clips at the end of a shard, so segments that end before are made of whole boxes."""
-    steps = [step for launch in launches for step in launch.steps if isinstance(step, Gemm)]
+def stored_buffer(plan: Plan) -> Buffer | None:
+    """The buffer that all products are stored in, where tensor stores can reach it: its map clips at the end of a shard,
+    so segments that end before are made of whole boxes."""
+    steps = [step for rank in plan.ranks for launch in rank for step in launch.steps if isinstance(step, Gemm)]
     names = {step.out.buffer if step.out.rank == step.a.rank else "" for step in steps}
     name = names.pop() if len(names) == 1 else ""
     if name not in STORED:
         return None
-    found = next(buffer for buffer in buffers if buffer.name == name)
+    found = plan.buffer(name)
     whole = name == "out" or all(step.m % BOX_ROWS == 0 or step.out.end == found.size for step in steps)
     return found if whole else None
 
@@ -57,7 +57,7 @@ def tensor_maps(spec: Spec, s: Schedule, plan: Plan, placed: Sequence[Placed], n
         map_b = TensorMapSpec("b", 0, (k, n), (k * b.itemsize,), (64, s.block_n // s.cluster_m), b.dtype)
     else:
         map_b = TensorMapSpec("b", 0, (n, k), (n * b.itemsize,), (64, s.block_k // s.cluster_m), b.dtype)
-    staging, stored = tile.staging(spec, s), stored_buffer(plan.ranks[0], plan.buffers)
+    staging, stored = tile.staging(spec, s), stored_buffer(plan)
     map_out = own  # where nothing is stored through it
     if staging.staged and stored is not None:
         size = out_shard_bytes(plan)

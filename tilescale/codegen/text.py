@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-from tilescale.codegen.maps import stored_buffer
 from tilescale.codegen.program import Kernel
 from tilescale.schedules import tile
 from tilescale.schedules.plan import Buffer, Copy, Gemm, Launch, Sum
@@ -37,13 +35,14 @@ def _copy_unit(launch: Launch) -> int:
     return unit
 
 
-def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, buffers: Sequence[Buffer]) -> Kernel:
-    """The text of a launch: one struct of constants, one a line, and the entry point. `buffers`: those of its plan."""
+def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer | None = None) -> Kernel:
+    """The text of a launch: one struct of constants, one a line, and the entry point. `stored`: where the products of its
+    plan are stored by tensor stores."""
     constants = _copying(spec, schedule, launch)
     if launch.family == "sum":
         constants["sum_sources"] = spec.world
     if launch.family in PRODUCTS:
-        constants |= _multiplying(spec, schedule, launch, buffers)
+        constants |= _multiplying(spec, schedule, launch, stored)
     lines = [f"  static constexpr {'bool' if isinstance(v, bool) else 'int'} {name} = {str(v).lower()};"
              for name, v in constants.items()]
     if launch.family in PRODUCTS:
@@ -77,9 +76,9 @@ def _copying(spec: Spec, schedule: Schedule, launch: Launch) -> dict[str, int | 
     }
 
 
-def _multiplying(spec: Spec, schedule: Schedule, launch: Launch, buffers: Sequence[Buffer]) -> dict[str, int | bool]:
+def _multiplying(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer | None) -> dict[str, int | bool]:
     """Constants of a product."""
-    staging, stored = tile.staging(spec, schedule), stored_buffer([launch], buffers)
+    staging = tile.staging(spec, schedule)
     constants: dict[str, int | bool] = {
         name: getattr(schedule, name)
         for name in ("block_m", "block_n", "block_k", "num_stages", "raster_group", "cluster_m", "split_k")}

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tilescale.codegen.emit import kernel_text
 from tilescale.codegen.program import Kernel
+from tilescale.codegen.text import kernel_text
 from tilescale.schedules.lower import lower
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import redistribute
