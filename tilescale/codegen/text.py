@@ -6,6 +6,7 @@ import math
 
 from tilescale.codegen.program import Kernel
 from tilescale.schedules import tile
+from tilescale.schedules.lower import WINDOW_ROWS
 from tilescale.schedules.plan import Buffer, Copy, Gemm, Launch, Sum
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import summed
@@ -39,8 +40,6 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
     """The text of a launch: one struct of constants, one a line, and the entry point. `stored`: where the products of its
     plan are stored by tensor stores."""
     constants = _copying(spec, schedule, launch)
-    if launch.family == "sum":
-        constants["sum_sources"] = spec.world
     if launch.family in PRODUCTS:
         constants |= _multiplying(spec, schedule, launch, stored)
     lines = [f"  static constexpr {'bool' if isinstance(v, bool) else 'int'} {name} = {str(v).lower()};"
@@ -72,6 +71,8 @@ def _copying(spec: Spec, schedule: Schedule, launch: Launch) -> dict[str, int | 
         "copy_unroll": config.get("copy_unroll", 1) if copies else 1,
         "copy_tile_bytes": config.get("copy_tile_bytes", 0) if copies else 0,
         "copy_stages": config.get("copy_stages", 0) if copies else 0,
+        "sum_sources": spec.world if launch.family == "sum" else 0,
+        "window_rows": WINDOW_ROWS if copies and launch.family != "signal" else 0,
         "link_clock": (copies or remote) and link_fs_per_byte(spec) > 0,
     }
 

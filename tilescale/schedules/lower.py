@@ -19,6 +19,8 @@ from tilescale.spec.op import Spec
 
 COPY_THREADS = 512
 COPY_OUT_BLOCKS = 8
+WINDOW_ROWS = 80  # of a step table in shared memory: more than the ranks of the largest sum
+WINDOW_BYTES = WINDOW_ROWS * 64
 _OVERLAPS = {"none": lower_none, "chunked": lower_chunked, "fused": lower_fused}
 _SUM_OVERLAPS = {"none": sum_none, "chunked": sum_chunked, "fused": sum_fused}
 
@@ -47,7 +49,7 @@ def lower(spec: Spec, schedule: Schedule, sm_share: int | None = None) -> Plan:
     shared = tile.shared_bytes(spec, schedule) if generated else 0
     cluster = tile.cluster(schedule) if generated else 1
     structure = _structure(spec, _without_tiles(schedule), sm_share or spec.topology.sm_share)
-    fused_shared = max(shared, TRANSPORTS[schedule.transport].shared_bytes)
+    fused_shared = max(shared, TRANSPORTS[schedule.transport].shared_bytes + WINDOW_BYTES)
 
     def sized(launch: Launch) -> Launch:
         if launch.family == "gemm":
@@ -76,7 +78,7 @@ def _sum_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
     shape = SumShape(
         order=schedule.chunk_order, overlap=schedule.overlap, engine=engine, library=schedule.compute == "library",
         depth=schedule.depth, comm_blocks=schedule.num_comm_blocks, work_blocks=share - beside, sum_blocks=adders,
-        copy_threads=COPY_THREADS, copy_shared=transport.shared_bytes)
+        copy_threads=COPY_THREADS, copy_shared=transport.shared_bytes + WINDOW_BYTES)
     ranks = []
     for rank in range(spec.world):
         plan = SumPlan(geo, shape, rank)
@@ -97,7 +99,7 @@ def _structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
         algorithm=ALGORITHMS[schedule.algorithm], order=schedule.chunk_order, overlap=schedule.overlap,
         engine=transport.agent == "copy_engine", library=schedule.compute == "library", depth=schedule.depth,
         comm_blocks=schedule.num_comm_blocks, work_blocks=work_blocks(spec, schedule, share), copy_threads=COPY_THREADS,
-        copy_shared=transport.shared_bytes, work_threads=0, work_shared=0)
+        copy_shared=transport.shared_bytes + WINDOW_BYTES, work_threads=0, work_shared=0)
     ranks = []
     for rank in range(spec.world):
         plan = RankPlan(geo, shape, rank)

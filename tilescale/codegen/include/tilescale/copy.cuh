@@ -75,9 +75,46 @@ template <class C> TS_DEV void copy_step(const Call& call, const Step& step, con
   if constexpr (C::link_clock) sync();
 }
 
-// Walks the steps of a copy gang. All threads of the block.
+// The rows of a block's steps, a window of them at a time in shared memory: walking a table in global memory costs a round
+// trip to it for every step. Kernels of one warp have none (`window_rows` 0).
+template <class C> struct StepWindow {
+  static constexpr u32 kOffset = C::copy_tma ? C::copy_stages * (C::copy_tile_bytes + 8) : 0;
+  const Step* table;  // in global memory
+  Step* rows;
+  u32 count, begin, end;
+
+  // Makes row `i`, and the sources behind it where it is a sum, readable by all threads of the block.
+  TS_DEV const Step* at(u32 i) {
+    if constexpr (C::window_rows == 0) return table + i;
+    const u32 last = i + 1 + kSources < count ? i + 1 + kSources : count;
+    if (last > end) {
+      sync();  // nobody reads the rows before any more
+      begin = i;
+      end = i + C::window_rows < count ? i + C::window_rows : count;
+      for (u32 u = thread(); u < (end - begin) * kUnits; u += C::threads)
+        ((U128*)rows)[u] = load((const U128*)(table + begin) + u);
+      sync();
+    }
+    return rows + (i - begin);
+  }
+
+  // How many rows from `i` on, of those at hand, are waits.
+  TS_DEV u32 waits(u32 i) const {
+    if constexpr (C::window_rows == 0) return 1;
+    u32 found = 1;
+    while (i + found < end && rows[i + found - begin].kind == kWait && found < C::threads) ++found;
+    return found;
+  }
+
+ private:
+  static constexpr u32 kUnits = sizeof(Step) / 16;
+  static constexpr u32 kSources = C::sum_sources;
+};
+
+// Walks the steps of a copy gang. All threads of the block. Waits that follow each other are waited for side by side.
 template <class C> TS_DEV void copy_role(const Call& call, const Block& me, u8* smem) {
   TilePipe pipe{smem, (u64*)(smem + C::copy_stages * C::copy_tile_bytes), 0};
+  StepWindow<C> window{call.args->steps + me.first_step, (Step*)(smem + StepWindow<C>::kOffset), me.num_steps, 0, 0};
   if constexpr (C::copy_tma) {
     if (thread() == 0) {
       for (int i = 0; i < C::copy_stages; ++i) mb_init(&pipe.full[i], 1);
@@ -87,7 +124,8 @@ template <class C> TS_DEV void copy_role(const Call& call, const Block& me, u8* 
   }
   bool signalled = false;
   for (u32 i = 0; i < me.num_steps; ++i) {
-    const Step step = call.args->steps[me.first_step + i];
+    const Step* row = window.at(i);
+    const Step step = *row;
     step_begin(step.id);
     if (step.kind == kCopy) {
       copy_step<C>(call, step, me, pipe);
@@ -95,13 +133,18 @@ template <class C> TS_DEV void copy_role(const Call& call, const Block& me, u8* 
       if (!signalled) sync();
       if (thread() == 0) signal_step(call, step, !signalled);
     } else if (step.kind == kWait) {
-      if (thread() == 0) {
-        wait_step(call, step);
-        if constexpr (C::copy_tma) fence_async_global();
+      const u32 waits = window.waits(i);
+      if (thread() < waits) {
+        step_begin(row[thread()].id);
+        wait_step(call, row[thread()]);
       }
       sync();
+      if constexpr (C::copy_tma) {
+        if (thread() == 0) fence_async_global();
+      }
+      i += waits - 1;
     } else if (step.kind == kSum) {
-      if constexpr (C::has_sum) sum_step<C>(call, step, call.args->steps + me.first_step + i + 1, me);
+      if constexpr (C::has_sum) sum_step<C>(call, step, row + 1, me);
       i += step.rows;
     } else {
       if constexpr (C::link_clock) {
