@@ -13,6 +13,8 @@ struct Config {
   static constexpr int copy_unroll = 4;
   static constexpr int copy_tile_bytes = 0;
   static constexpr int copy_stages = 0;
+  static constexpr int sum_sources = 0;
+  static constexpr int window_rows = 80;
   static constexpr bool link_clock = true;
 };
 
@@ -33,6 +35,8 @@ struct Config {
   static constexpr int copy_unroll = 4;
   static constexpr int copy_tile_bytes = 0;
   static constexpr int copy_stages = 0;
+  static constexpr int sum_sources = 0;
+  static constexpr int window_rows = 0;
   static constexpr bool link_clock = true;
 };
 

@@ -1,0 +1,14 @@
+"""ag_gemm of Llama 3 70B on ranks that share a GPU, beside the unfused path and torch's symmetric memory."""
+
+from __future__ import annotations
+
+import beside
+
+
+def main() -> None:
+    given = beside.arguments(__doc__, trials=60).parse_args()
+    beside.run("fused_ag_gemm", [row for ranks in given.ranks for row in beside.layers("ag_gemm", ranks)], given)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,14 @@
+"""gemm_ar of Llama 3 70B on ranks that share a GPU, beside the unfused path and torch's symmetric memory."""
+
+from __future__ import annotations
+
+import beside
+
+
+def main() -> None:
+    given = beside.arguments(__doc__, trials=60).parse_args()
+    beside.run("fused_gemm_ar", [row for ranks in given.ranks for row in beside.layers("gemm_ar", ranks)], given)
+
+
+if __name__ == "__main__":
+    main()
