@@ -70,15 +70,21 @@ def _check_fields(key: object, **ranges: tuple[int, int]) -> None:
     """Hold a key to what both engines can store: numbers in range, as plain ints; digests short; texts that encode."""
     for name, (least, most) in ranges.items():
         value = getattr(key, name)
-        try:
-            object.__setattr__(key, name, operator.index(value))
-        except TypeError as error:
-            raise RecordError(f"{name} is a whole number", repr(value)) from error
-        _require(least <= value <= most, f"{name} is from {least} to {most}", value)
-    for name, value in vars(key).items():
-        if isinstance(value, str):
+        if type(value) is not int:
+            try:
+                object.__setattr__(key, name, operator.index(value))
+            except TypeError as error:
+                raise RecordError(f"{name} is a whole number", repr(value)) from error
+        if not least <= value <= most:
+            raise RecordError(f"{name} is from {least} to {most}", value)
+    texts = {name: value for name, value in vars(key).items() if isinstance(value, str)}
+    if len(texts.get("digest", "")) > DIGEST:
+        raise RecordError(f"a digest has at most {DIGEST} characters", texts["digest"])
+    # Keys are made for every record: all of their texts at once, and one by one only where something is odd.
+    together = "".join(texts.values())
+    if "\0" in together or not together.isascii():
+        for name, value in texts.items():
             _require(storable(value) == value, f"{name} is text without NUL or half characters", repr(value))
-            _require(name != "digest" or len(value) <= DIGEST, f"a digest has at most {DIGEST} characters", value)
 
 
 def storable(text: str) -> str:
