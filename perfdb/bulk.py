@@ -43,7 +43,8 @@ def copy_rows(cursor: Any, table: str, columns: str, rows: Sequence[tuple[Any, .
 
 def insert_rows(cursor: Any, head: str, columns: str, tail: str, rows: Sequence[tuple[Any, ...]]) -> None:
     """`INSERT INTO ... (columns)`, the rows, and what follows them (ON CONFLICT ...); no row may conflict with another."""
-    cursor.execute(_statement(head, columns, tail), [list(column) for column in zip(*rows, strict=True)])
+    if rows:
+        cursor.execute(_statement(head, columns, tail), [list(column) for column in zip(*rows, strict=True)])
 
 
 @cache

@@ -100,11 +100,19 @@ def regressions(
     A finding is suspected until it is re-measured (--confirm), and intended where an annotation covers it.
     """
     from perfdb import regressions as kept
+    from perfdb.confirming import confirmer
     from perfdb.summary import markdown as summary
     from perfdb.watching import watch
 
     show = printer(as_json, as_csv, COLUMNS)
+    if confirm_with is not None and not confirm:
+        raise typer.BadParameter("--confirm-with says how --confirm measures; give --confirm too")
+    if (as_json or as_csv) and str(markdown) == "-":
+        raise typer.BadParameter("--markdown - and --json or --csv all write to stdout; give a path to --markdown")
     with opened(db) as database:
+        if confirm_with is not None:
+            # Also where nothing will have to be confirmed: a wrong name is wrong today.
+            confirmer(confirm_with)
         if policy.startswith("schedule:"):
             known(database, schedule=policy.removeprefix("schedule:"))
         period = kept.Period.of(None, utc(until), days)

@@ -21,7 +21,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from perfdb.access import connect
-from perfdb.errors import CorruptDatabase, DatabaseError
+from perfdb.errors import CorruptDatabase, DatabaseError, RecordError
 from perfdb.fast import CACHE_KIB
 
 # How long a writer waits for the other writers; a commit takes milliseconds, so this is many hundred writers deep.
@@ -121,6 +121,8 @@ def translated(where: str, path: Path | None) -> Iterator[None]:
 
 def translation(error: BaseException | None, where: str, path: Path | None) -> DatabaseError | None:
     """What a driver's error means, None where it is of no driver or means a fault of this package."""
+    if isinstance(error, UnicodeEncodeError) or (isinstance(error, OverflowError) and "SQLite" in str(error)):
+        return RecordError("a value must fit its column", error, "no text with NUL or half characters, no larger number")
     if path is None:
         return _server_error(error, where)
     if not isinstance(error, sqlite3.Error):
@@ -145,6 +147,9 @@ def _server_error(error: BaseException | None, where: str) -> DatabaseError | No
     with contextlib.suppress(ImportError):
         import psycopg
 
+        if isinstance(error, psycopg.DataError):
+            said = " ".join(str(error).split())
+            return RecordError("a value must fit its column", said, "no text with NUL or half characters, no larger number")
         if isinstance(error, psycopg.OperationalError):
             said = " ".join(str(error).split())
             return DatabaseError("the database server must answer", f"{where}: {said}", "check the URL and the server")

@@ -137,7 +137,7 @@ def _training_rows(db: Database, key: tuple[Any, ...]) -> list[dict[str, Any]]:
         for at, size in enumerate(str(entry["shape"]).split("x")):
             if size.isdigit():
                 entry[f"size.{at}"] = int(size)
-        entry.update({f"knob.{name}": value for name, value in flattened(json.loads(row[-1]))})
+        entry.update({f"knob.{name}": value for name, value in _knobs(row[-1])})
         ranks = [unpack(*sample) for sample in db.rows(_SAMPLES, (entry["trial_id"],))]
         slowest = np.max([rank[: min(map(len, ranks))] for rank in ranks], axis=0) if ranks else np.zeros(0)
         entry["samples"] = len(slowest)
@@ -147,6 +147,14 @@ def _training_rows(db: Database, key: tuple[Any, ...]) -> list[dict[str, Any]]:
             entry["spread"] = float((high - low) / middle)
         found.append(entry)
     return found
+
+
+def _knobs(document: str) -> list[tuple[str, Any]]:
+    """Of a document that is no JSON nothing is known."""
+    try:
+        return flattened(json.loads(document))
+    except ValueError:
+        return []
 
 
 def flattened(value: Any, name: str = "") -> list[tuple[str, Any]]:

@@ -12,9 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import operator
 import re
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 
 from perfdb.errors import RecordError
@@ -48,6 +49,8 @@ ENVIRONMENT_FIELDS = (
 )
 
 
+# What the columns of both engines hold.
+INTEGER, BIGINT, DIGEST = 2**31 - 1, 2**63 - 1, 64
 # How a person may name an operation.
 OPERATION = re.compile(r"[A-Za-z][\w.+-]*")
 
@@ -61,6 +64,34 @@ def normal_gpu(name: str) -> str:
 def _require(ok: bool, rule: str, actual: object, remedy: str = "") -> None:
     if not ok:
         raise RecordError(rule, actual, remedy)
+
+
+def _check_fields(key: object, **ranges: tuple[int, int]) -> None:
+    """Hold a key to what both engines can store: numbers in range, as plain ints; digests short; texts that encode."""
+    for name, (least, most) in ranges.items():
+        value = getattr(key, name)
+        if type(value) is not int:
+            try:
+                object.__setattr__(key, name, operator.index(value))
+            except TypeError as error:
+                raise RecordError(f"{name} is a whole number", repr(value)) from error
+        if not least <= value <= most:
+            raise RecordError(f"{name} is from {least} to {most}", value)
+    texts = {name: value for name, value in vars(key).items() if isinstance(value, str)}
+    if len(texts.get("digest", "")) > DIGEST:
+        raise RecordError(f"a digest has at most {DIGEST} characters", texts["digest"])
+    # Keys are made for every record: all of their texts at once, and one by one only where something is odd.
+    together = "".join(texts.values())
+    if "\0" in together or not together.isascii():
+        for name, value in texts.items():
+            _require(storable(value) == value, f"{name} is text without NUL or half characters", repr(value))
+
+
+def storable(text: str) -> str:
+    """The text with what no database stores (NUL, half of a surrogate pair) shown as U+FFFD."""
+    if "\0" in text:
+        text = text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return text if text.isascii() else text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
@@ -83,6 +114,7 @@ class WorkloadKey:
     def __post_init__(self) -> None:
         _require(bool(self.digest and self.op), "a workload needs a digest and an op", (self.digest, self.op))
         _require(self.world >= 1, "world size must be at least 1", self.world)
+        _check_fields(self, world=(1, INTEGER), flops=(0, BIGINT), link_bytes=(0, BIGINT))
 
 
 @dataclass(frozen=True)
@@ -99,6 +131,7 @@ class TopologyKey:
     def __post_init__(self) -> None:
         _require(bool(self.digest), "a topology needs a digest", self.digest)
         _require(self.world >= 1, "world size must be at least 1", self.world)
+        _check_fields(self, world=(1, INTEGER))
 
 
 @dataclass(frozen=True)
@@ -130,6 +163,7 @@ class EnvironmentKey:
         object.__setattr__(self, "gpu", normal_gpu(self.gpu))
         _require(bool(self.gpu), "an environment names a GPU model (or 'none')", self.gpu)
         _require(self.power_cap_w >= 0, "power_cap_w is in watts, 0 for none", self.power_cap_w)
+        _check_fields(self, power_cap_w=(0, INTEGER), gpu_count=(0, INTEGER))
 
     @cached_property
     def digest(self) -> str:
@@ -149,6 +183,7 @@ class ScheduleKey:
 
     def __post_init__(self) -> None:
         _require(bool(self.digest), "a schedule needs a digest", self.digest)
+        _check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -181,6 +216,9 @@ class TrialRecord:
         _require(self.status in STATUSES, f"status must be one of {', '.join(STATUSES)}", self.status)
         if self.value_us is not None and math.isnan(self.value_us):
             object.__setattr__(self, "value_us", None)
+        # What a compiler or a dying process says is kept, whatever bytes it is made of.
+        object.__setattr__(self, "message", storable(self.message))
+        object.__setattr__(self, "conditions", storable(self.conditions))
         good = self.value_us is not None and math.isfinite(self.value_us) and self.value_us > 0
         if self.status == "ok":
             _require(good, "a trial with status ok has a finite value_us above 0", self.value_us)
@@ -266,3 +304,8 @@ def require_aware(time: datetime | None) -> None:
     _require(
         time is None or time.tzinfo is not None, "recorded_at must carry a time zone", time, "use datetime.now(UTC)"
     )
+    try:
+        if time is not None:
+            time.astimezone(UTC)
+    except OverflowError as error:
+        raise RecordError("recorded_at lies in the years 1 to 9999, in UTC", time) from error

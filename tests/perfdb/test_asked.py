@@ -78,6 +78,8 @@ def test_a_shape_that_another_tool_stored_may_be_asked_for(filled: str, make: Ma
         (["regressions", "--alpha", "nan"], "--alpha"),
         (["regressions", "--until", "0001-01-05"], "a period lies after the year 1"),
         (["regressions", "--until", "soon"], "--until"),
+        (["regressions", "--confirm-with", "tilescale"], "give --confirm too"),
+        (["regressions", "--markdown", "-", "--json"], "all write to stdout"),
         (["annotate", "x", "--from", "2026-02-01", "--to", "2026-01-01"], "a span of time begins before it ends"),
         (["annotate", "x", "--series", "77"], "refers to stored rows"),
         (["annotate", " ", "--from", "2026-02-01"], "an annotation says why"),
@@ -121,6 +123,12 @@ def test_what_is_stored_passes(filled: str) -> None:
     with perfdb.open_database(filled) as db:
         asked.require(db, op="ag_gemm", shape="1x2x3", gpu="any", dtype="float8_e4m3fn")
         assert asked.unknown(db, {"op": "ag_gemm", "gpu": "NVIDIA H200", "session": 1, "schedule": None}) == []
+
+
+def test_a_confirmer_that_is_not_installed_is_said_at_once(filled: str) -> None:
+    result = run("regressions", "--db", filled, "--confirm", "--confirm-with", "nobody")
+    assert result.exit_code == 1
+    assert "asked for nobody, installed:" in result.stderr
 
 
 def test_a_summary_that_cannot_be_written_is_said(filled: str, tmp_path: Path) -> None:
