@@ -51,7 +51,11 @@ inline void read_box(Op* op) {
   });
 }
 
-// The 128-byte swizzle exchanges 16-byte units within 1024 bytes.
+// The swizzle of 128-byte rows exchanges 16-byte units within 1024 bytes, that of 64-byte rows within 512.
+inline u64 swizzle(const TensorMap& map, u64 address) {
+  return address ^ (((address >> 7) & (map.box[0] * map.element_bytes / 16 - 1)) << 4);
+}
+
 inline void land(Op* op) {
   u8* to = reinterpret_cast<u8*>(op->target);
   if (op->kind == kBulkLoad || !op->map.swizzle) {
@@ -59,8 +63,7 @@ inline void land(Op* op) {
     return;
   }
   for (u64 i = 0; i < op->data.size(); i += 16) {
-    u64 address = op->target + i;
-    address ^= ((address >> 7) & 7) << 4;
+    const u64 address = swizzle(op->map, op->target + i);
     memcpy(reinterpret_cast<void*>(address), op->data.data() + i, 16);
   }
 }
@@ -119,8 +122,7 @@ inline void take_shared(Op* op) {
   op->data.assign(from, from + op->size);
   if (op->kind != kTensorStore || !op->map.swizzle) return;
   for (u64 i = 0; i < op->size; i += 16) {
-    u64 address = op->source + i;
-    address ^= ((address >> 7) & 7) << 4;
+    const u64 address = swizzle(op->map, op->source + i);
     memcpy(op->data.data() + i, reinterpret_cast<const void*>(address), 16);
   }
 }

@@ -63,7 +63,7 @@ struct OutRows {
 };
 
 // A warp passes its 16 rows through shared memory, `store_columns` columns (64 or 128 bytes) at a time, in `store_buffers`
-// buffers that it uses in turn. The layout is that of the 128-byte swizzle, which keeps the warp on different banks.
+// buffers that it uses in turn. The layout is that of the 64- or 128-byte swizzle, which keeps the warp on different banks.
 template <class C> struct Staging {
   static constexpr u32 out_bytes = OutBytes<typename C::Out>::value;
   static constexpr u32 row_bytes = C::store_columns * out_bytes;
@@ -72,7 +72,7 @@ template <class C> struct Staging {
   u8* buffers;      // of this warp
   u32 chunks = 0;   // staged so far
 };
-TS_DEV u32 swizzled(u32 offset) { return offset ^ ((offset >> 7 & 7u) << 4); }
+template <class C> TS_DEV u32 swizzled(u32 offset) { return offset ^ ((offset >> 7 & (Staging<C>::row_bytes / 16 - 1)) << 4); }
 
 template <class C, int kFirst> TS_DEV void stage_chunk(const float (&acc)[C::block_n / 2], u8* buffer) {
   constexpr u32 kBytes = Staging<C>::out_bytes;
@@ -82,7 +82,7 @@ template <class C, int kFirst> TS_DEV void stage_chunk(const float (&acc)[C::blo
 #pragma unroll
     for (int j = 0; j < C::store_columns / 8; ++j) {
       const int from = 4 * (kFirst / 8 + j) + 2 * half;
-      u8* to = buffer + swizzled((lane / 4 + half * 8) * Staging<C>::row_bytes + (j * 8 + lane % 4 * 2) * kBytes);
+      u8* to = buffer + swizzled<C>((lane / 4 + half * 8) * Staging<C>::row_bytes + (j * 8 + lane % 4 * 2) * kBytes);
       if constexpr (Same<typename C::Out, Fp32>::value) {
         *(u64*)to = pair_bits(acc[from], acc[from + 1]);
       } else {
@@ -99,7 +99,7 @@ template <class C> TS_DEV void copy_chunk(const u8* buffer, const OutRows& out, 
 #pragma unroll
   for (u32 i = 0; i < kUnits / 2; ++i) {
     const u32 r = i * (32 / kUnits) + lane / kUnits, c = lane % kUnits;
-    const U128 held = *(const U128*)(buffer + swizzled(r * Staging<C>::row_bytes + c * 16));
+    const U128 held = *(const U128*)(buffer + swizzled<C>(r * Staging<C>::row_bytes + c * 16));
     if (row + r < out.rows && column + c * kElements < out.n)
       store((U128*)(out.base + ((u64)(row + r) * out.n + column) * Staging<C>::out_bytes + c * 16), held);
   }
