@@ -123,6 +123,15 @@ def _rows_suit_tile(spec: Spec, s: Schedule) -> bool:
     return s.block_m >= tile.ROWS
 
 
+def _columns_needed(spec: Spec, s: Schedule) -> bool:
+    """Of widths that make as many tiles, the narrowest alone is taken."""
+    if not spec.local or not _generated(spec, s) or tile.small_m(spec):
+        return True
+    columns = spec.inputs[1].local_shape(0, spec.world)[1]
+    narrower = [int(v) for v in BY_NAME["block_n"].domain if int(v) < s.block_n]
+    return not narrower or -(-columns // narrower[-1]) > -(-columns // s.block_n)
+
+
 def _raster_matters(spec: Spec, s: Schedule) -> bool:
     """Of group sizes that hold all rows of tiles, the smallest alone is taken."""
     if not spec.local or not _generated(spec, s):
@@ -144,7 +153,7 @@ def _deep_enough(spec: Spec, s: Schedule) -> bool:
 def _split_fills(spec: Spec, s: Schedule) -> bool:
     steps = -(-spec.inputs[0].local_shape(0, spec.world)[1] // s.block_k) if s.split_k > 1 else 0
     return s.split_k == 1 or (
-        s.cluster_m == 1 and steps >= s.split_k and tile.tiles(spec, s) * s.split_k <= spec.topology.sm_share
+        s.cluster_m == 1 and steps >= s.split_k and tile.tiles(spec, s) * s.split_k <= tile.clustered(spec.topology.sm_share, s.split_k)
         and (tile.small_m(spec) or tile.partial_bytes(spec, s) <= s.num_stages * tile.stage_bytes(spec, s)))
 
 
@@ -194,6 +203,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: s.cluster_m == 1 or (not tile.small_m(spec)
                                                     and s.block_m * (s.cluster_m - 1) < _local_rows(spec)[0])),
     Constraint("split_fills", "blocks that share a contraction have a part each, and all tiles run at once", _split_fills),
+    Constraint("columns_needed", "a tile is no wider than its number of columns of tiles needs", _columns_needed),
     Constraint("raster_matters", "a group of rows of tiles is no larger than the tiles need", _raster_matters),
     Constraint("shared_memory", "the stages fit the shared memory of a block",
                lambda spec, s: not _generated(spec, s) or tile.shared_bytes(spec, s) <= spec.topology.gpu.smem_bytes),

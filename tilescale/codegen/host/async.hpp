@@ -51,7 +51,7 @@ inline void read_box(Op* op) {
   });
 }
 
-// The swizzle of 128-byte rows exchanges 16-byte units within 1024 bytes, that of 64-byte rows within 512.
+// The swizzle of 128-byte rows exchanges 16-byte units within 1024 bytes, those of narrower rows within fewer.
 inline u64 swizzle(const TensorMap& map, u64 address) {
   return address ^ (((address >> 7) & (map.box[0] * map.element_bytes / 16 - 1)) << 4);
 }
@@ -74,7 +74,8 @@ inline void check_map(const TensorMap& map, u32 dims, u64 smem) {
     fail(kUnsupported, here(), "the tensor map is empty");
   if (map.box[0] > 256 || map.box[1] > 256 || (dims == 3 && map.box[2] > 256))
     fail(kUnsupported, here(), "a box has at most 256 elements a dimension, not %u x %u x %u", map.box[0], map.box[1], map.box[2]);
-  if (map.swizzle && row != 128 && row != 64) fail(kUnsupported, here(), "a swizzled box has rows of 64 or 128 bytes, not %llu", row);
+  if (map.swizzle && row != 128 && row != 64 && row != 32)
+    fail(kUnsupported, here(), "a swizzled box has rows of 32, 64 or 128 bytes, not %llu", row);
   check_aligned(row, 16, "a row of a box");
   check_aligned(map.base, 16, "the address of a tensor");
   check_aligned(map.strides[0], 16, "the stride of a tensor");
