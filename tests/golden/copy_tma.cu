@@ -5,6 +5,8 @@ struct Config {
   static constexpr int threads = 512;
   static constexpr bool has_copy = true;
   static constexpr bool has_gemm = false;
+  static constexpr bool has_small_m = false;
+  static constexpr bool solo = false;
   static constexpr bool copy_tma = true;
   static constexpr int copy_unit = 16;
   static constexpr int copy_unroll = 1;

@@ -136,10 +136,10 @@ class _Emitter:
             participants += role.blocks
         return ProgramLaunch(
             launch.name, launch.stream, launch.after, number, kernel=self._kernel(launch), blocks=launch.blocks,
-            threads=launch.threads, shared_bytes=launch.shared_bytes, cluster=launch.cluster, early=self.spec.local,
+            threads=launch.threads, shared_bytes=launch.shared_bytes, cluster=launch.cluster, early=solo(self.spec, launch),
             steps=b"".join(r.pack() for r in rows).hex(),
             block_rows=b"".join(b.pack() for b in blocks).hex(),
-            participants=participants if last and not self.spec.local else 0)  # without counters there is no epoch
+            participants=participants if last and not solo(self.spec, launch) else 0)
 
     def _rows(self, rank: int, role: Role, number: int) -> list[StepRow]:
         rows, tiles = [], 0
@@ -250,6 +250,12 @@ def _layout(plan: Plan) -> tuple[tuple[Placed, ...], int, int]:
     return tuple(placed), counters_offset, at
 
 
+def solo(spec: Spec, launch: Launch) -> bool:
+    """Whether a kernel has one step, of an operation without communication. It looks nothing up, there is no epoch to
+    advance, and it waits itself for the kernel before."""
+    return spec.local and launch.family in PRODUCTS and len(tuple(launch.steps)) == 1
+
+
 def _copy_unit(launch: Launch) -> int:
     """The widest access that all copies of a launch are aligned to."""
     unit = 16
@@ -268,7 +274,7 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch) -> Kernel:
         config = dict(TRANSPORTS[schedule.transport].config)
     constants: dict[str, int | bool] = {
         "threads": launch.threads, "has_copy": copies, "has_gemm": multiplies,
-        "has_small_m": launch.family == "small_m", "solo": spec.local and multiplies,
+        "has_small_m": launch.family == "small_m", "solo": solo(spec, launch),
         "copy_tma": copies and "copy_tile_bytes" in config,
         "copy_unit": _copy_unit(launch) if copies else 16,
         "copy_unroll": config.get("copy_unroll", 1) if copies else 1,
