@@ -34,7 +34,9 @@ def product_us(spec: Spec, s: Schedule) -> float:
     shared = 1 if topology.kind == "real" else topology.ranks
     moved = (m * k + k * n) * ELEMENT_BYTES + m * n * spec.output.itemsize
     memory = moved / 1e3 / (topology.gpu.hbm_gbps / shared * MEMORY_SHARE)
-    preference = 1 + 0.01 / s.num_stages - s.block_k * 1e-5 + 0.0005 * abs((s.raster_group * s.block_m * s.cluster_m).bit_length() - 11)
+    # Of schedules that take the same time by this model: the deepest pipeline, and groups of about 1024 rows.
+    group = s.raster_group * s.block_m * s.cluster_m
+    preference = 1 + 0.1 / s.num_stages - s.block_k * 2e-5 + 0.003 * abs(group.bit_length() - 11)
     if tile.small_m(spec):
         blocks = min(tile.tiles(spec, s) * s.split_k, topology.sm_share)
         taken = k * n * ELEMENT_BYTES * (1 + s.block_m / s.block_n)
