@@ -40,3 +40,11 @@ def reduction(shape: tuple[int, ...] = (4096, 8192), ranks: int = 4, *, to: obje
               inputs: str = "ordinary", on: Topology | None = None) -> Spec:
     """all_reduce, or reduce_scatter to a Shard."""
     return redistribute(Tensor(shape, dtype, Partial), to, topology=on or topology(ranks), inputs=inputs)
+
+
+def local_gemm(shape: tuple[int, int, int], *, order: str = "col", dtype: str = "bfloat16", out_dtype: str | None = None
+               ) -> Spec:
+    """A product of M x N x K on one GPU of its own."""
+    m, n, k = shape
+    return matmul(Tensor((m, k), dtype, Replicate), Tensor((k, n), dtype, Replicate, order=order), out=Replicate,
+                  topology=Topology.named("8xH200-NVSwitch", ranks=1), out_dtype=out_dtype)

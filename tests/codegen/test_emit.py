@@ -86,10 +86,11 @@ LAYOUT = """
 using namespace ts;
 int main() {
   std::printf("{\\"step\\": %zu, \\"block\\": %zu, \\"state\\": %zu, \\"arguments\\": %zu, "
-              "\\"first_tile\\": %zu, \\"size\\": %zu, \\"gang\\": %zu, \\"wanted\\": %zu, \\"limit\\": %zu, \\"k\\": %zu}",
+              "\\"first_tile\\": %zu, \\"size\\": %zu, \\"gang\\": %zu, \\"wanted\\": %zu, \\"limit\\": %zu, \\"k\\": %zu, "
+              "\\"only\\": %zu}",
               sizeof(Step), sizeof(Block), sizeof(State), sizeof(Arguments), offsetof(Step, first_tile),
               offsetof(Step, size), offsetof(Block, gang), offsetof(State, wanted), offsetof(Arguments, time_limit_ns),
-              offsetof(Arguments, k));
+              offsetof(Arguments, k), offsetof(Arguments, only));
 }
 """
 
@@ -103,7 +104,8 @@ def test_packed_tables_have_the_layout_of_the_device_library(tmp_path: Path) -> 
     assert layout == {
         "step": table.STEP.size, "block": table.BLOCK.size, "state": table.STATE.size,
         "arguments": table.ARGUMENTS.size, "first_tile": 56, "size": 48, "gang": 16, "wanted": 24,
-        "limit": 8 * (2 * table.MAX_SLOTS + table.MAX_RANKS + 3), "k": table.ARGUMENTS.size - 12}
+        "limit": 8 * (2 * table.MAX_SLOTS + table.MAX_RANKS + 3), "k": table.ARGUMENTS.size - table.STEP.size - 12,
+        "only": table.ARGUMENTS.size - table.STEP.size}
     row = table.StepRow(table.KIND_GEMM, 7, size=3, first_tile=11).pack()
     assert int.from_bytes(row[48:56], "little") == 3
     assert int.from_bytes(row[56:60], "little") == 11

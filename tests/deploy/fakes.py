@@ -49,7 +49,7 @@ _TAKEN = {"num_comm_blocks": 2}
 @lru_cache(maxsize=64)
 def schedules(spec: Spec) -> tuple[Schedule, ...]:
     """The space, narrowed to the first values of the knobs that only size things."""
-    return space(spec, {name: BY_NAME[name].domain[: _TAKEN.get(name, 1)] for name in _FIRST}).schedules
+    return space(spec, {name: BY_NAME[name].allowed(spec)[: _TAKEN.get(name, 1)] for name in _FIRST}).schedules
 
 
 def kinds(spec: Spec) -> list[Schedule]:

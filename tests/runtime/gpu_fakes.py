@@ -59,8 +59,11 @@ class FakeRankDriver(FakeDriver):
     def reach(self, uuids: Sequence[str]) -> list[str]:
         return [self.lacks for _ in uuids]
 
-    def resident_blocks(self, function: int, threads: int, shared_bytes: int) -> int:
+    def blocks_per_sm(self, function: int, threads: int, shared_bytes: int) -> int:
         return self.fits
+
+    def resident_blocks(self, function: int, grid: Grid, stream: int) -> int:
+        return self.fits * self.sms
 
     def launch_struct(self, function: int, blocks: int, threads: int, shared: int, stream: int, argument: Any) -> None:
         values = type(argument).from_buffer_copy(argument)

@@ -7,7 +7,8 @@ import pytest
 from support import ag_gemm, all_gather
 
 from tilescale.codegen.table import KIND_COPY, KIND_GEMM, KIND_PACE, KIND_RESERVE, KIND_SIGNAL, KIND_WAIT
-from tilescale.schedules.lower import gemm_shared_bytes, lower
+from tilescale.schedules import tile
+from tilescale.schedules.lower import lower
 from tilescale.schedules.plan import Buffer, Copy, Gemm, Launch, Plan, Role, Signal, Step, Wait
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import space
@@ -49,7 +50,7 @@ def test_a_plan_has_one_structure_for_all_tile_shapes() -> None:
     small, large = lower(spec, FUSED_PUSH), lower(spec, replace(FUSED_PUSH, block_n=256))
     assert small.ranks != large.ranks
     launch = large.ranks[0][0]
-    assert launch.shared_bytes == gemm_shared_bytes(replace(FUSED_PUSH, block_n=256))
+    assert launch.shared_bytes == tile.shared_bytes(spec, replace(FUSED_PUSH, block_n=256))
     assert [r.steps for r in small.ranks[0][0].roles] == [r.steps for r in launch.roles]
 
 

@@ -14,7 +14,7 @@ from tilescale.spec.topology import Topology
 from tilescale.spec.views import NAMED, Shard, View
 
 T4 = Topology.named("8xH200-NVSwitch", ranks=4)
-WITH_KERNELS = {"ag_gemm", "all_gather", "all_reduce", "gemm_ar", "gemm_rs", "reduce_scatter"}
+WITH_KERNELS = {"ag_gemm", "all_gather", "all_reduce", "gemm", "gemm_ar", "gemm_rs", "reduce_scatter"}
 WORDS = ("FullRow", "FullCol", "Replicate", "Partial", "Block")
 
 

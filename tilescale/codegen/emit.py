@@ -33,7 +33,7 @@ from tilescale.codegen.table import (
     BlockRow,
     StepRow,
 )
-from tilescale.codegen.text import PRODUCTS, kernel_text, link_fs_per_byte
+from tilescale.codegen.text import PRODUCTS, kernel_text, link_fs_per_byte, solo
 from tilescale.errors import PlanError
 from tilescale.schedules import tile
 from tilescale.schedules.gather import SIGNAL_THREADS
@@ -132,10 +132,10 @@ class _Emitter:
             participants += role.blocks
         return ProgramLaunch(
             launch.name, launch.stream, launch.after, begin, kernel=self._kernel(launch), blocks=launch.blocks,
-            threads=launch.threads, shared_bytes=launch.shared_bytes, cluster=launch.cluster, early=self.spec.local,
+            threads=launch.threads, shared_bytes=launch.shared_bytes, cluster=launch.cluster, early=solo(self.spec, launch),
             steps=b"".join(r.pack() for r in rows).hex(),
             block_rows=b"".join(b.pack() for b in blocks).hex(),
-            participants=participants if last and not self.spec.local else 0)  # without counters there is no epoch
+            participants=participants if last and not solo(self.spec, launch) else 0)
 
     def _rows(self, rank: int, role: Role, number: int) -> list[StepRow]:
         rows, tiles = [], 0

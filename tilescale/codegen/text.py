@@ -36,6 +36,12 @@ def _copy_unit(launch: Launch) -> int:
     return unit
 
 
+def solo(spec: Spec, launch: Launch) -> bool:
+    """Whether a kernel has one step, of an operation without communication. It looks nothing up, there is no epoch to
+    advance, and it waits itself for the kernel before."""
+    return spec.local and launch.family in PRODUCTS and len(tuple(launch.steps)) == 1
+
+
 def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer | None = None) -> Kernel:
     """The text of a launch: one struct of constants, one a line, and the entry point. `stored`: where the products of its
     plan are stored by tensor stores."""
@@ -65,7 +71,7 @@ def _copying(spec: Spec, schedule: Schedule, launch: Launch) -> dict[str, int | 
     remote = any(isinstance(step, Gemm) and step.out.rank != step.a.rank for step in launch.steps)
     return {
         "threads": launch.threads, "has_copy": copies, "has_gemm": multiplies,
-        "has_small_m": launch.family == "small_m", "has_sum": launch.family == "sum", "solo": spec.local and multiplies,
+        "has_small_m": launch.family == "small_m", "has_sum": launch.family == "sum", "solo": solo(spec, launch),
         "copy_tma": copies and "copy_tile_bytes" in config,
         "copy_unit": _copy_unit(launch) if copies else 16,
         "copy_unroll": config.get("copy_unroll", 1) if copies else 1,

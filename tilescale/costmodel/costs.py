@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from tilescale.costmodel.product import product_us
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
 
@@ -56,7 +57,8 @@ DEFAULT = Parameters()
 class Costs:
     """Costs of the steps of plans on one machine. Rates are of one rank; GB/s is bytes a nanosecond, or 1e3 bytes a us.
 
-    `tile`: (block_m, block_n, block_k, num_stages) of generated products. `sm_tflops`: of one SM.
+    `tile`: (block_m, block_n, block_k, num_stages) of generated products. `sm_tflops`: of one SM. `local_us`: the whole
+    generated product of an operation without communication, 0 for others.
     """
 
     parameters: Parameters
@@ -68,6 +70,7 @@ class Costs:
     copy_engines: int
     block_gbps: float
     tile: tuple[int, int, int, int]
+    local_us: float = 0.0
 
     def copy_us(self, size: int, blocks: int) -> float:
         """A copy by blocks, reading and writing memory at most once each, before any link."""
@@ -136,5 +139,6 @@ def costs(spec: Spec, schedule: Schedule, parameters: Parameters = DEFAULT) -> C
         link_latency_us=topology.link.latency_us,
         copy_engines=max(1, gpu.copy_engines // shared),
         block_gbps=block,
+        local_us=product_us(spec, schedule) if spec.local and schedule.block_m else 0.0,
         tile=(schedule.block_m or 128, schedule.block_n or 256, schedule.block_k or 64, schedule.num_stages or 4),
     )

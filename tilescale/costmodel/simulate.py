@@ -270,6 +270,9 @@ class _Simulation:
             sms = max(1, costs.sm_share - self.busy[rank])
             walker.spend(COMPUTE, costs.library_us(step.m, step.n, step.k, itemsize, out_itemsize, sms))
             return
+        if costs.local_us:
+            walker.spend(COMPUTE, costs.local_us)
+            return
         blocks, before = walker.role.blocks, walker.tiles
         walker.tiles += costs.tiles(step.m, step.n)
         waves = -(-walker.tiles // blocks) - -(-before // blocks)

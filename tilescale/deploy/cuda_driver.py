@@ -14,6 +14,7 @@ from tilescale.errors import MissingDependency
 _IPC_BYTES = 64
 _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 _ELEMENTS = {"bfloat16": "BFLOAT16", "float16": "FLOAT16", "float32": "FLOAT32"}
+_SIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _REMEDY = "pip install 'cuda-python>=13,<14'"
 
 
@@ -137,7 +138,7 @@ class CudaDriver:
         value = self._call(cu.cuTensorMapEncodeTiled(
             element, len(sizes), address, sizes, strides, box, steps,
             cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{spec.box[0] * _SIZES[spec.element]}B"),
             cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
             cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE))
         return ctypes.string_at(value.getPtr(), MAP_BYTES)

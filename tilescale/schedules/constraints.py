@@ -17,6 +17,7 @@ from tilescale.spec.op import Spec
 
 MAX_CHUNKS = 64
 MAX_ACCUMULATORS = 192
+GROUP_ROWS = (1024, 2048)
 
 
 @dataclass(frozen=True)
@@ -159,13 +160,27 @@ def _rows_suit_tile(spec: Spec, s: Schedule) -> bool:
     return s.block_m >= tile.ROWS
 
 
-def _raster_matters(spec: Spec, s: Schedule) -> bool:
-    """Of group sizes that hold all rows of tiles, the smallest alone is taken."""
-    if not spec.local or not _generated(spec, s):
+def _columns_needed(spec: Spec, s: Schedule) -> bool:
+    """Of widths that make as many tiles, the narrowest alone is taken."""
+    if not spec.local or not _generated(spec, s) or tile.small_m(spec):
         return True
-    rows = -(-_local_rows(spec)[0] // (s.block_m * s.cluster_m))
-    smaller = [int(v) for v in BY_NAME["raster_group"].domain if int(v) < s.raster_group]
-    return not smaller or smaller[-1] < rows
+    columns = spec.inputs[1].local_shape(0, spec.world)[1]
+    narrower = [int(v) for v in BY_NAME["block_n"].domain if int(v) < s.block_n]
+    return not narrower or -(-columns // narrower[-1]) > -(-columns // s.block_n)
+
+
+def _raster_matters(spec: Spec, s: Schedule) -> bool:
+    """Groups span GROUP_ROWS rows, which a wave of tiles is about as wide as; of sizes that hold all rows of tiles, the
+    smallest alone is taken."""
+    if not spec.local or not _generated(spec, s) or tile.small_m(spec):
+        return True
+    height, domain = s.block_m * s.cluster_m, [int(v) for v in BY_NAME["raster_group"].domain]
+    rows = -(-_local_rows(spec)[0] // height)
+    holding = [v for v in domain if v >= rows]
+    if holding and holding[0] * height <= GROUP_ROWS[1]:
+        return s.raster_group == holding[0]
+    spanning = [v for v in domain if GROUP_ROWS[0] <= v * height <= GROUP_ROWS[1]]
+    return s.raster_group in (spanning or domain[:1])
 
 
 def _deep_enough(spec: Spec, s: Schedule) -> bool:
@@ -180,7 +195,7 @@ def _deep_enough(spec: Spec, s: Schedule) -> bool:
 def _split_fills(spec: Spec, s: Schedule) -> bool:
     steps = -(-spec.inputs[0].local_shape(0, spec.world)[1] // s.block_k) if s.split_k > 1 else 0
     return s.split_k == 1 or (
-        s.cluster_m == 1 and steps >= s.split_k and tile.tiles(spec, s) * s.split_k <= spec.topology.sm_share
+        s.cluster_m == 1 and steps >= s.split_k and tile.tiles(spec, s) * s.split_k <= tile.clustered(spec.topology.sm_share, s.split_k)
         and (tile.small_m(spec) or tile.partial_bytes(spec, s) <= s.num_stages * tile.stage_bytes(spec, s)))
 
 
@@ -241,7 +256,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: s.cluster_m == 1 or (not tile.small_m(spec)
                                                     and s.block_m * (s.cluster_m - 1) < _local_rows(spec)[0])),
     Constraint("split_fills", "blocks that share a contraction have a part each, and all tiles run at once", _split_fills),
-    Constraint("raster_matters", "a group of rows of tiles is no larger than the tiles need", _raster_matters),
+    Constraint("columns_needed", "a tile is no wider than its number of columns of tiles needs", _columns_needed),
+    Constraint("raster_matters", "a group of rows of tiles spans about as many rows as a wave is wide", _raster_matters),
     Constraint("shared_memory", "the stages fit the shared memory of a block",
                lambda spec, s: not _generated(spec, s) or tile.shared_bytes(spec, s) <= spec.topology.gpu.smem_bytes),
     Constraint("deep_enough", "the pipeline has about as many stages as fit", _deep_enough),

@@ -117,7 +117,7 @@ def _block_m(spec: Spec) -> tuple[Value, ...]:
     return (64, 128, 256) if spec.local else (64, 128)
 
 
-TILE_COLUMNS: tuple[Value, ...] = (64, 96, 128, 160, 192, 224, 256)
+TILE_COLUMNS: tuple[Value, ...] = (48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)
 KNOBS: tuple[Knob, ...] = (
     Knob("transport", ("peer_copy", "copy_engine", "tma"), "peer_copy", _moves),
     Knob("direction", ("push", "pull"), "push", _moves),
@@ -130,7 +130,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("num_comm_blocks", (2, 4, 8, 16, 32), 0, _blocks_copy),
     Knob("block_m", (8, 16, 32, 64, 128, 256), 0, _generated, _block_m),
     Knob("block_n", TILE_COLUMNS, 0, _generated, _tiles((128, 256), TILE_COLUMNS, (64, 128))),
-    Knob("block_k", (64, 128, 256), 0, _generated, _tiles((64,), (64,), (128, 256))),
+    Knob("block_k", (64, 128, 256, 512), 0, _generated, _tiles((64,), (64,), (128, 256, 512))),
     Knob("num_stages", (3, 4, 5, 6, 7), 0, _generated, _tiles((3, 4, 6), (3, 4, 5, 6, 7), (3, 4, 5, 6, 7))),
     Knob("raster_group", (4, 8, 16), 0, _generated, _tiles((8,), (4, 8, 16), (4,))),
     Knob("cluster_m", (1, 2), 1, _clusters),

@@ -87,7 +87,7 @@ def partial_bytes(spec: Spec, s: Schedule) -> int:
 
 
 def staging(spec: Spec, s: Schedule) -> Staging:
-    """One to MAX_BUFFERS buffers of 64 or 128 bytes a row, as fit beside the stages; from registers where rows are not
+    """One to MAX_BUFFERS buffers of 32, 64 or 128 bytes a row, as fit beside the stages; from registers where rows are not
     aligned to 16 bytes, or where the blocks of a cluster sum up."""
     if small_m(spec):
         return Staging(s.block_n, 1, False, partial_bytes(spec, s))
@@ -95,8 +95,8 @@ def staging(spec: Spec, s: Schedule) -> Staging:
     columns = spec.inputs[1].local_shape(0, spec.world)[1]
     if columns * out % 16 or s.split_k > 1:
         return Staging(s.block_n, 1, False, 0)
-    warps, wide = 4 * consumers(spec, s), 128 // out
-    width = wide if s.block_n % wide == 0 else wide // 2
+    warps = 4 * consumers(spec, s)
+    width = next(size // out for size in (128, 64, 32) if s.block_n % (size // out) == 0)
     chunks = accumulators(spec, s) * 2 // width
     room = (spec.topology.gpu.smem_bytes - _fixed_bytes(spec, s)) // (warps * 16 * width * out)
     buffers = max(1, min(chunks, MAX_BUFFERS, room))
@@ -106,6 +106,12 @@ def staging(spec: Spec, s: Schedule) -> Staging:
 def shared_bytes(spec: Spec, s: Schedule) -> int:
     """Of a block: stages, barriers, staged results."""
     return _fixed_bytes(spec, s) + staging(spec, s).bytes
+
+
+def clustered(sms: int, size: int) -> int:
+    """How many of a GPU's SMs clusters of `size` blocks can use, one block each: a cluster lies within a group of SMs (16
+    to 18 on Hopper, some fewer), so that pairs use nearly all, larger ones leave a remainder in every group."""
+    return sms if size <= 2 else sms * 6 // 7
 
 
 def tiles(spec: Spec, s: Schedule) -> int:

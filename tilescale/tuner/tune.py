@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 Restriction = Mapping[str, Sequence[Value]]
 DEFAULT_STRATEGY = "learned"
+_PREFETCHED = 64
 
 
 @dataclass(frozen=True)
@@ -255,8 +256,10 @@ def _compile_ahead(runner: Runner, space: Space) -> None:
         return
     kinds: dict[tuple[object, ...], Schedule] = {}
     for s in space:
-        kinds.setdefault((s.transport, s.overlap, s.compute, s.block_m, s.block_n, s.block_k, s.num_stages), s)
-    prefetch(space.spec, list(kinds.values()))
+        kinds.setdefault((s.transport, s.overlap, s.compute, s.block_m, s.block_n, s.block_k, s.num_stages, s.cluster_m,
+                          s.split_k, s.raster_group), s)
+    if len(kinds) <= _PREFETCHED:  # of a space of many tiles, few are ever measured
+        prefetch(space.spec, list(kinds.values()))
 
 
 def _search(name: str, space: Space, runner: Runner, store: Store, deadline: float, settings: Settings) -> Search:

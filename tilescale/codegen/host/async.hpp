@@ -51,7 +51,11 @@ inline void read_box(Op* op) {
   });
 }
 
-// The 128-byte swizzle exchanges 16-byte units within 1024 bytes.
+// The swizzle of 128-byte rows exchanges 16-byte units within 1024 bytes, those of narrower rows within fewer.
+inline u64 swizzle(const TensorMap& map, u64 address) {
+  return address ^ (((address >> 7) & (map.box[0] * map.element_bytes / 16 - 1)) << 4);
+}
+
 inline void land(Op* op) {
   u8* to = reinterpret_cast<u8*>(op->target);
   if (op->kind == kBulkLoad || !op->map.swizzle) {
@@ -59,8 +63,7 @@ inline void land(Op* op) {
     return;
   }
   for (u64 i = 0; i < op->data.size(); i += 16) {
-    u64 address = op->target + i;
-    address ^= ((address >> 7) & 7) << 4;
+    const u64 address = swizzle(op->map, op->target + i);
     memcpy(reinterpret_cast<void*>(address), op->data.data() + i, 16);
   }
 }
@@ -71,7 +74,8 @@ inline void check_map(const TensorMap& map, u32 dims, u64 smem) {
     fail(kUnsupported, here(), "the tensor map is empty");
   if (map.box[0] > 256 || map.box[1] > 256 || (dims == 3 && map.box[2] > 256))
     fail(kUnsupported, here(), "a box has at most 256 elements a dimension, not %u x %u x %u", map.box[0], map.box[1], map.box[2]);
-  if (map.swizzle && row != 128 && row != 64) fail(kUnsupported, here(), "a swizzled box has rows of 64 or 128 bytes, not %llu", row);
+  if (map.swizzle && row != 128 && row != 64 && row != 32)
+    fail(kUnsupported, here(), "a swizzled box has rows of 32, 64 or 128 bytes, not %llu", row);
   check_aligned(row, 16, "a row of a box");
   check_aligned(map.base, 16, "the address of a tensor");
   check_aligned(map.strides[0], 16, "the stride of a tensor");
@@ -119,8 +123,7 @@ inline void take_shared(Op* op) {
   op->data.assign(from, from + op->size);
   if (op->kind != kTensorStore || !op->map.swizzle) return;
   for (u64 i = 0; i < op->size; i += 16) {
-    u64 address = op->source + i;
-    address ^= ((address >> 7) & 7) << 4;
+    const u64 address = swizzle(op->map, op->source + i);
     memcpy(op->data.data() + i, reinterpret_cast<const void*>(address), 16);
   }
 }

@@ -57,7 +57,7 @@ template <class C, class Body> TS_DEV void for_tiles(const Call& call, const Ste
 }
 
 // The blocks of k that this block contracts.
-struct KRange { u32 begin, end; };
+struct KRange { u32 from, to; };
 template <class C> TS_DEV KRange k_range(const Call& call) {
   const u32 all = (call.args->k + C::block_k - 1) / C::block_k;
   if constexpr (C::split_k == 1) return {0, all};
@@ -118,7 +118,7 @@ template <class C> TS_DEV void gemm_producer(const Call& call, const Maps& maps,
     } else if (step.kind == kGemm) {
       const TensorMap* map_a = &maps.a[step.source + (step.value == 2u ? call.calls & 1u : 0u)];
       for_tiles<C>(call, step, me, [&](TilePosition tile) {
-        for (u32 k = range.begin; k < range.end; ++k) {
+        for (u32 k = range.from; k < range.to; ++k) {
           barrier_wait(call, step, &empty[ring.stage], ring.parity ^ 1u);
           load_stage<C>(maps, map_a, smem + ring.stage * GemmLayout<C>::stage_bytes, &full[ring.stage], k * C::block_k,
                         (u32)step.source_offset + tile.m * C::block_m, (u32)step.size, tile.n * C::block_n);
@@ -151,12 +151,21 @@ TS_DEV void multiply_stage(float (&acc)[GemmLayout<C>::subtiles][C::block_n / 2]
   }
 }
 
-// Gives a stage back to every block that loads into it: one arrival a warp and block.
+// Gives a stage back to every block that loads into it: one arrival a warp and block. No product reads it any more.
 template <class C> TS_DEV void release(u64* empty) {
   if constexpr (C::cluster_m > 1) {
     if (thread() % 32 < C::cluster_m) cluster_mb_arrive(empty, thread() % 32);
   } else {
     if (thread() % 32 == 0) mb_arrive(empty);
+  }
+}
+
+// The same for the stage before, while products read the present one.
+template <class C> TS_DEV void release_previous(u64* previous) {
+  if constexpr (C::cluster_m > 1) {
+    if (thread() % 32 < C::cluster_m) cluster_mb_arrive(previous, thread() % 32);
+  } else {
+    if (thread() % 32 == 0) mb_arrive(previous);
   }
 }
 
@@ -167,14 +176,14 @@ TS_DEV void multiply_tile(const Call& call, const Step& step, float (&acc)[GemmL
                           Ring<C::num_stages>& ring, const u8* smem, u64* full, u64* empty, KRange range) {
   const u32 warpgroup = thread() / 128 - 1;
   u64* previous = empty;
-  for (u32 k = range.begin; k < range.end; ++k) {
+  for (u32 k = range.from; k < range.to; ++k) {
     barrier_wait(call, step, &full[ring.stage], ring.parity);
     wg_fence();
-    multiply_stage<C>(acc, smem + ring.stage * GemmLayout<C>::stage_bytes, warpgroup, k > range.begin);
+    multiply_stage<C>(acc, smem + ring.stage * GemmLayout<C>::stage_bytes, warpgroup, k > range.from);
     wg_commit();
     if constexpr (C::in_flight) {
       wg_wait<1>();
-      if (k > range.begin) release<C>(previous);
+      if (k > range.from) release_previous<C>(previous);
       previous = &empty[ring.stage];
     } else {
       wg_wait<0>();
@@ -226,7 +235,8 @@ template <class C> struct StoreLink {
 };
 
 template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps, const Block& me, u8* smem, u64* full, u64* empty) {
-  constexpr int kConsumers = GemmLayout<C>::consumers, kSubtiles = GemmLayout<C>::subtiles;
+  constexpr int kSubtiles = GemmLayout<C>::subtiles;
+  constexpr u32 kMultiply = GemmLayout<C>::consumers * 128;  // threads
   const u32 warpgroup = thread() / 128 - 1;
   Ring<C::num_stages> ring;
   Staging<C> staging{smem + GemmLayout<C>::staging_offset + (thread() / 32 - 4) * Staging<C>::warp_bytes};
@@ -241,9 +251,9 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps,
       if constexpr (C::link_clock) link.drain();
       if (!signalled) {
         bulk_wait<0>();  // written, not only read: peers may look at it next
-        named_barrier(kConsumersMeet, kConsumers * 128);
+        named_barrier(kConsumersMeet, kMultiply);
       }
-      if (thread() == 128) signal_step(call, step, !signalled);
+      if (thread() % kMultiply == 0) signal_step(call, step, !signalled);
     } else {
       const u32 version = C::store_versions > 1 ? call.calls & 1u : 0u;  // each is a shard of the map
       const OutRows out{call.at(step.target, step.target_offset), step.rows, call.args->n, step.per_call, step.counter + version};

@@ -62,8 +62,8 @@ struct OutRows {
   u32 rows, n, first, shard;
 };
 
-// A warp passes its 16 rows through shared memory, `store_columns` columns (64 or 128 bytes) at a time, in `store_buffers`
-// buffers that it uses in turn. The layout is that of the 128-byte swizzle, which keeps the warp on different banks.
+// A warp passes its 16 rows through shared memory, `store_columns` columns (32 to 128 bytes) at a time, in `store_buffers`
+// buffers that it uses in turn. The layout is that of the swizzle of such rows, which keeps the warp on different banks.
 template <class C> struct Staging {
   static constexpr u32 out_bytes = OutBytes<typename C::Out>::value;
   static constexpr u32 row_bytes = C::store_columns * out_bytes;
@@ -72,17 +72,17 @@ template <class C> struct Staging {
   u8* buffers;      // of this warp
   u32 chunks = 0;   // staged so far
 };
-TS_DEV u32 swizzled(u32 offset) { return offset ^ ((offset >> 7 & 7u) << 4); }
+template <class C> TS_DEV u32 swizzled(u32 offset) { return offset ^ ((offset >> 7 & (Staging<C>::row_bytes / 16 - 1)) << 4); }
 
-template <class C, int kFirst> TS_DEV void stage_chunk(const float (&acc)[C::block_n / 2], u8* buffer) {
+template <class C> TS_DEV void stage_chunk(const float (&acc)[C::block_n / 2], u8* buffer, int first) {
   constexpr u32 kBytes = Staging<C>::out_bytes;
   const u32 lane = thread() % 32;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
 #pragma unroll
     for (int j = 0; j < C::store_columns / 8; ++j) {
-      const int from = 4 * (kFirst / 8 + j) + 2 * half;
-      u8* to = buffer + swizzled((lane / 4 + half * 8) * Staging<C>::row_bytes + (j * 8 + lane % 4 * 2) * kBytes);
+      const int from = 4 * (first / 8 + j) + 2 * half;
+      u8* to = buffer + swizzled<C>((lane / 4 + half * 8) * Staging<C>::row_bytes + (j * 8 + lane % 4 * 2) * kBytes);
       if constexpr (Same<typename C::Out, Fp32>::value) {
         *(u64*)to = pair_bits(acc[from], acc[from + 1]);
       } else {
@@ -97,41 +97,35 @@ template <class C> TS_DEV void copy_chunk(const u8* buffer, const OutRows& out, 
   constexpr u32 kUnits = Staging<C>::row_bytes / 16, kElements = 16 / Staging<C>::out_bytes;
   const u32 lane = thread() % 32;
 #pragma unroll
-  for (u32 i = 0; i < kUnits / 2; ++i) {
+  for (u32 i = 0; i < (kUnits + 1) / 2; ++i) {
     const u32 r = i * (32 / kUnits) + lane / kUnits, c = lane % kUnits;
-    const U128 held = *(const U128*)(buffer + swizzled(r * Staging<C>::row_bytes + c * 16));
+    const U128 held = *(const U128*)(buffer + swizzled<C>(r * Staging<C>::row_bytes + c * 16));
     if (row + r < out.rows && column + c * kElements < out.n)
       store((U128*)(out.base + ((u64)(row + r) * out.n + column) * Staging<C>::out_bytes + c * 16), held);
   }
 }
 
-template <class C, int kFirst>
+// Columns of a tile from `first` on, a constant once the loop around it is unrolled.
+template <class C>
 TS_DEV void store_chunk(const float (&acc)[C::block_n / 2], Staging<C>& staging, const TensorMap* map, const OutRows& out, u32 row,
-                        u32 column) {
+                        u32 column, int first) {
   u8* buffer = staging.buffers + staging.chunks % C::store_buffers * Staging<C>::buffer_bytes;
   ++staging.chunks;
   if constexpr (C::store_tensor) bulk_wait_read<C::store_buffers - 1>();
   warp_sync();  // nobody reads this buffer any more
-  stage_chunk<C, kFirst>(acc, buffer);
+  stage_chunk<C>(acc, buffer, first);
   if constexpr (C::store_tensor) {
     fence_async_smem();
     warp_sync();
     if (thread() % 32 == 0) {
-      if (row < out.rows && column + kFirst < out.n)
-        tma_store_3d(map, buffer, (int)(column + kFirst), (int)(out.first + row), (int)out.shard);
+      if (row < out.rows && column + first < out.n)
+        tma_store_3d(map, buffer, (int)(column + first), (int)(out.first + row), (int)out.shard);
       bulk_commit();
     }
   } else {
     warp_sync();
-    copy_chunk<C>(buffer, out, row, column + kFirst);
+    copy_chunk<C>(buffer, out, row, column + first);
   }
-}
-
-template <class C, int kFirst>
-TS_DEV void store_chunks(const float (&acc)[C::block_n / 2], Staging<C>& staging, const TensorMap* map, const OutRows& out, u32 row,
-                         u32 column) {
-  store_chunk<C, kFirst>(acc, staging, map, out, row, column);
-  if constexpr (kFirst + C::store_columns < C::block_n) store_chunks<C, kFirst + C::store_columns>(acc, staging, map, out, row, column);
 }
 
 // 64 rows of a tile by a warpgroup, from `row` of the segment. Tensor stores go on while the next tile is multiplied.
@@ -139,7 +133,9 @@ template <class C>
 TS_DEV void store_rows(const float (&acc)[C::block_n / 2], Staging<C>& staging, const TensorMap* map, const OutRows& out, u32 row,
                        u32 column) {
   if constexpr (C::store_staged) {
-    store_chunks<C, 0>(acc, staging, map, out, row + thread() % 128 / 32 * 16, column);
+#pragma unroll
+    for (int first = 0; first < C::block_n; first += C::store_columns)
+      store_chunk<C>(acc, staging, map, out, row + thread() % 128 / 32 * 16, column, first);
   } else {
     store_registers<C>(acc, out.base, row, out.rows, column, out.n);
   }
@@ -156,8 +152,7 @@ template <class C> TS_DEV void put_partial(const float (&acc)[C::block_n / 2], f
     float* to = partial + (first + half * 8) * Partial<C>::pitch + t % 4 * 2;
 #pragma unroll
     for (int j = 0; j < C::block_n / 8; ++j) {
-      to[8 * j] = acc[4 * j + 2 * half];
-      to[8 * j + 1] = acc[4 * j + 2 * half + 1];
+      *(u64*)(to + 8 * j) = pair_bits(acc[4 * j + 2 * half], acc[4 * j + 2 * half + 1]);
     }
   }
 }
@@ -183,7 +178,7 @@ template <int kParts> TS_DEV Sums sum_parts(const float* own) {
 template <class C>
 TS_DEV void reduce_partials(const float* partial, const OutRows& out, u32 row, u32 column, u32 thread_index, u32 threads) {
   constexpr u32 kFours = C::block_n / 4;
-#pragma unroll 4
+#pragma unroll 8
   for (u32 i = cluster_rank() * threads + thread_index; i < C::block_m * kFours; i += C::split_k * threads) {
     const u32 r = i / kFours, c = i % kFours * 4;
     const Sums sum = sum_parts<C::split_k>(partial + r * Partial<C>::pitch + c);

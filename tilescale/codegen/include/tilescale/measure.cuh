@@ -78,7 +78,30 @@ TS_DEV void spin(const MeetArguments& args) {
   }
 }
 
+// A plain read of memory, 16 bytes an access, to compare the rate of others with. Kernel argument, by value.
+struct ReadArguments { u64 source, units, sink; };
+constexpr u32 kReadThreads = 512, kReadUnroll = 8;
+
+TS_DEV void plain_read(const ReadArguments& args) {
+  const U128* source = (const U128*)args.source;
+  const u64 stride = (u64)num_blocks() * kReadThreads;
+  u32 seen = 0;
+  u64 i = (u64)block() * kReadThreads + thread();
+  for (; i + (kReadUnroll - 1) * stride < args.units; i += kReadUnroll * stride) {
+    U128 held[kReadUnroll];
+#pragma unroll
+    for (u32 u = 0; u < kReadUnroll; ++u) held[u] = load(source + i + u * stride);
+#pragma unroll
+    for (u32 u = 0; u < kReadUnroll; ++u) seen ^= held[u].x ^ held[u].y ^ held[u].z ^ held[u].w;
+  }
+  for (; i < args.units; i += stride) seen ^= load(source + i).x;
+  if (seen == 0x9E3779B9u) store((u32*)args.sink, seen);  // so that the reads are not for nothing
+}
+
 }  // namespace ts
+
+#define TILESCALE_READ \
+  TS_KERNEL(tilescale_read, ts::kReadThreads)(TS_GRID_CONST ts::ReadArguments args) { ts::plain_read(args); }
 
 #define TILESCALE_MEETING                                                                   \
   TS_KERNEL(tilescale_meet, ts::kMeetThreads)(TS_GRID_CONST ts::MeetArguments args) { ts::meet(args); } \

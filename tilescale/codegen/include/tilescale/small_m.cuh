@@ -28,9 +28,10 @@ template <class C> TS_DEV void small_producer(const Call& call, const Maps& maps
   if constexpr (C::solo) grid_wait();
   for (u32 i = 0; i < me.num_steps; ++i) {
     const Step step = step_of<C>(call, me, i);
+    if (step.kind != kGemm) continue;
     step_begin(step.id);
     for_columns<C>(call, me, [&](u32 column) {
-      for (u32 k = range.begin; k < range.end; ++k) {
+      for (u32 k = range.from; k < range.to; ++k) {
         u8* stage = smem + ring.stage * SmallLayout<C>::stage_bytes;
         u64* arrived = &full[ring.stage];
         barrier_wait(call, step, &empty[ring.stage], ring.parity ^ 1u);
@@ -91,13 +92,14 @@ template <class C> TS_DEV void small_consumer(const Call& call, const Block& me,
   const KRange range = k_range<C>(call);
   for (u32 i = 0; i < me.num_steps; ++i) {
     const Step step = step_of<C>(call, me, i);
+    if (step.kind != kGemm) continue;
     step_begin(step.id);
     for_columns<C>(call, me, [&](u32 column) {
       float acc[C::block_m / 2];
-      for (u32 k = range.begin; k < range.end; ++k) {
+      for (u32 k = range.from; k < range.to; ++k) {
         barrier_wait(call, step, &full[ring.stage], ring.parity);
         wg_fence();
-        small_multiply<C>(acc, smem + ring.stage * SmallLayout<C>::stage_bytes, warpgroup, k > range.begin);
+        small_multiply<C>(acc, smem + ring.stage * SmallLayout<C>::stage_bytes, warpgroup, k > range.from);
         wg_commit();
         wg_wait<0>();
         release<C>(&empty[ring.stage]);

@@ -1,0 +1,110 @@
+"""Generated products without communication: every body and every way out of it compiles without spills, is emulated right
+and breaks no static rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support import local_gemm, topology
+
+from tilescale.codegen.cache import Binary
+from tilescale.codegen.compile import Compiler, Source
+from tilescale.codegen.emit import emit
+from tilescale.codegen.rules import check_kernels
+from tilescale.runtime.emulate import USUAL, Run, emulate
+from tilescale.runtime.emulator import run_isolated
+from tilescale.runtime.scaled import Scaled
+from tilescale.schedules.plan import Buffer, Copy, Gemm, Goal, Launch, Plan, Region, Role, Signal, Wait
+from tilescale.schedules.schedule import Schedule
+from tilescale.spec.op import Spec, matmul
+from tilescale.spec.tensor import Tensor
+from tilescale.spec.views import FullCol, FullRow, Partial, Replicate
+
+BASE = Schedule(compute="generated", block_m=128, block_n=256, block_k=64, num_stages=4, raster_group=8)
+SMALL = replace(BASE, block_m=16, block_n=64, block_k=128, num_stages=5, raster_group=4)
+MAIN = (4096, 1280, 8192)
+CASES: dict[str, tuple[Spec, Schedule]] = {
+    "two warpgroups": (local_gemm(MAIN), BASE),
+    "one warpgroup": (local_gemm(MAIN), replace(BASE, block_m=64, block_n=64, num_stages=7)),
+    "128 rows a warpgroup": (local_gemm(MAIN), replace(BASE, block_m=256, block_n=192, num_stages=3)),
+    "32-byte chunks": (local_gemm(MAIN), replace(BASE, block_n=112, num_stages=6)),
+    "64-byte chunks, row-major B": (local_gemm(MAIN, order="row"), replace(BASE, block_n=96, num_stages=6)),
+    "float32 out": (local_gemm(MAIN, dtype="float16", out_dtype="float32"), BASE),
+    "rows not aligned to 16 bytes": (local_gemm((4096, 1284, 8192)), BASE),
+    "odd columns": (local_gemm((4096, 1281, 8192)), BASE),
+    "cluster of rows": (local_gemm(MAIN), replace(BASE, cluster_m=2)),
+    "cluster of rows, row-major B": (local_gemm(MAIN, order="row"), replace(BASE, block_n=128, num_stages=6, cluster_m=2)),
+    "contraction shared by 2": (local_gemm((512, 768, 4096)), replace(BASE, block_n=128, num_stages=6, split_k=2)),
+    "contraction shared by 3, row-major B": (local_gemm((512, 768, 4096), order="row"),
+                                             replace(BASE, block_m=64, block_n=144, num_stages=5, split_k=3)),
+    "contraction shared by 8, float32 out": (local_gemm((512, 768, 4096), out_dtype="float32"),
+                                             replace(BASE, block_m=64, block_n=64, num_stages=6, split_k=8)),
+    "1 row": (local_gemm((1, 3584, 4096)), replace(SMALL, block_m=8)),
+    "16 rows, parts": (local_gemm((16, 3584, 4096)), replace(SMALL, split_k=2)),
+    "64 rows, two warpgroups": (local_gemm((64, 3584, 4096)), replace(SMALL, block_m=64, block_n=128, num_stages=3)),
+    "few rows, float32 out, odd columns": (local_gemm((5, 3583, 4096), out_dtype="float32"), replace(SMALL, block_m=8, split_k=3)),
+}
+
+
+def test_every_body_compiles_for_sm_90a_without_spills_and_breaks_no_rule() -> None:
+    kernels = [kernel for case in CASES.values() for kernel in emit(*case).kernels]
+    with Compiler(workers=2) as compiler:
+        found = compiler.compile([Source(kernel.text, kernel.entry, kernel.arch) for kernel in kernels])
+    for kernel, binary in zip(kernels, found, strict=True):
+        assert isinstance(binary, Binary), f"{binary}\n{kernel.text}"
+        assert binary.spill_bytes == 0
+    assert check_kernels(kernels) == ()
+
+
+@pytest.mark.parametrize("adversary", ["lazy", "random", "eager"])
+@pytest.mark.parametrize("name", CASES)
+def test_every_body_is_emulated_right(name: str, adversary: str) -> None:
+    emulation = emulate(*CASES[name], seed=1, adversary=adversary)
+    assert emulation.ok, emulation.report
+
+
+@pytest.mark.parametrize("views", [(FullRow, Replicate, FullRow), (Replicate, FullCol, FullCol), (FullCol, FullRow, Partial)])
+def test_on_eight_ranks_each_multiplies_what_it_holds(views: tuple[object, object, object]) -> None:
+    a, b, out = views
+    spec = matmul(Tensor((1024, 4096), "bfloat16", a), Tensor((4096, 2048), "bfloat16", b, order="col"), out=out,
+                  topology=topology(8))
+    emulation = emulate(spec, replace(BASE, block_m=64, block_n=128, num_stages=6), seed=2)
+    assert emulation.ok, emulation.report
+
+
+def there_and_back(spec: Spec) -> Plan:
+    """Each rank multiplies into its peer's memory and signals; the peer sends the product back, and it becomes the output."""
+    (m, k), (_, n) = (tensor.local_shape(0, 2) for tensor in spec.inputs)
+    half, row, out_row = m // 2, k * 2, n * spec.output.itemsize
+    size, blocks = m * out_row, 2
+
+    def launches(rank: int) -> tuple[Launch, ...]:
+        peer = 1 - rank
+        b = Region("b", rank, 0, k * n * 2)
+        steps = [Gemm(Region("a", rank, i * half * row, half * row), b, Region("there", peer, i * half * out_row, half * out_row),
+                      half, n, k) for i in range(2)]
+        work = Role("work", "blocks", blocks, (steps[0], steps[1], Signal(peer, 0), Signal(rank, 2)))
+        send = Role("send", "blocks", 2, (Wait(0, blocks), Wait(2, blocks), Copy(Region("there", rank, 0, size),
+                                          Region("back", peer, 0, size)), Signal(peer, 1)))
+        take = Role("take", "blocks", 2, (Wait(1, 2), Copy(Region("back", rank, 0, size), Region("out", rank, 0, size))))
+        return (Launch("work", 0, (work,), (), "gemm", 384, 229440),
+                Launch("send", 0, (send, take), (), "copy", 512, 0))
+
+    buffers = (Buffer("a", "input", m * row), Buffer("b", "input", k * n * 2), Buffer("out", "output", size),
+               Buffer("there", "workspace", size, True, 2), Buffer("back", "workspace", size, True, 2))
+    return Plan("gemm", buffers, 3, (launches(0), launches(1)),
+                Goal("a", "out", (0, m * row, 2 * m * row), row, out_row, True), 16, 232448)
+
+
+@pytest.mark.parametrize("adversary", ["lazy", "random", "eager"])
+def test_consumers_signal_once_a_block_after_all_their_stores(adversary: str) -> None:
+    spec = matmul(Tensor((512, 152), "bfloat16", FullRow), Tensor((152, 280), "bfloat16", Replicate, order="col"), out=FullRow,
+                  topology=topology(2))
+    plan = there_and_back(spec)
+    for seed in range(4):
+        run = Run(Scaled(spec, BASE, plan, False), seed, adversary, (), USUAL)
+        report = run_isolated([run.job])[0]
+        assert report.ok, f"{report.error} {report.deadlock}"
+        assert run.judge(report) == []
+    assert check_kernels(run.program.kernels) == ()
