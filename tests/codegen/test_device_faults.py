@@ -25,16 +25,16 @@ FAULTS: dict[str, tuple[str, str, str, tuple[Spec, Schedule]]] = {
     "signal without wait": ("copy.cuh", "bulk_wait<0>();", "", (all_gather(), TMA)),
     "tile reused before it was read": ("copy.cuh", "bulk_wait_read<1>();", "", (all_gather(), TMA)),
     "stage released before the product": (
-        "gemm.cuh", "wg_wait<0>();\n        if (thread() % 128 == 0) mb_arrive(&empty[ring.stage]);",
-        "if (thread() % 128 == 0) mb_arrive(&empty[ring.stage]);\n        wg_wait<0>();", (ag_gemm(), GEMM)),
+        "gemm.cuh", "wg_wait<1>();\n      if (k > range.from) release_previous<C>(previous);",
+        "if (k > range.from) release_previous<C>(&empty[ring.stage]);", (ag_gemm(), GEMM)),
     "stage loaded without waiting": (
         "gemm.cuh", "barrier_wait(call, step, &empty[ring.stage], ring.parity ^ 1u);", "", (ag_gemm(), GEMM)),
     "stage used without waiting": (
         "gemm.cuh", "barrier_wait(call, step, &full[ring.stage], ring.parity);", "", (ag_gemm(), GEMM)),
     "signal before all threads have stored": ("copy.cuh", "if (!signalled) sync();", "", (
         ag_gemm(on=Topology.shared_gpu(ranks=4)), GEMM)),
-    "wait of one thread only": ("copy.cuh", "      sync();\n    } else if", "    } else if",
-                                (ag_gemm(), replace(GEMM, direction="pull"))),
+    "wait of one thread only": ("copy.cuh", "      sync();\n      if constexpr (C::copy_tma)",
+                                "      if constexpr (C::copy_tma)", (ag_gemm(), replace(GEMM, direction="pull"))),
     "expected bytes too few": ("gemm.cuh", "mb_expect(full, GemmLayout<C>::stage_bytes);",
                                "mb_expect(full, GemmLayout<C>::stage_bytes - 16);", (ag_gemm(), GEMM)),
     "stale epoch": ("comm.cuh", "store(&state->calls, call.calls + 1u);", "", (ag_gemm(), GEMM)),
@@ -42,8 +42,9 @@ FAULTS: dict[str, tuple[str, str, str, tuple[Spec, Schedule]]] = {
     "share off by one unit": ("share.cuh", "const u64 each = (units + gang - 1) / gang;",
                               "const u64 each = units / gang;",
                               (all_gather((4092, 3)), replace(TMA, transport="peer_copy"))),
-    "neighbour's rows stored": ("gemm.cuh", "if (r < rows) {", "if (r < rows + 8) {", (ag_gemm(), GEMM)),
-    "tile order of another segment": ("gemm.cuh", "me.gang - step.first_tile % me.gang", "me.gang", (
+    "neighbour's rows stored": ("gemm_store.cuh", "(int)(out.first + row), (int)out.shard",
+                                "(int)(out.first + row + 8), (int)out.shard", (ag_gemm(), GEMM)),
+    "tile order of another segment": ("gemm.cuh", "gang - step.first_tile % gang", "gang", (
         ag_gemm(), replace(GEMM, block_m=128, chunk_rows=128))),
 }
 HARMLESS = {"tile order of another segment": "which block computes a tile does not change what is computed"}
