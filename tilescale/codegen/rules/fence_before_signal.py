@@ -17,7 +17,7 @@ def judge(facts: Facts, event: Event) -> tuple[Facts, str]:
         return facts | ({UNFENCED} if event.leader else {STORED, UNFENCED}), ""
     if event.name in OWN:
         return facts | {UNFENCED}, ""
-    if event.name == "sync":
+    if event.name in ("sync", "named_barrier"):  # of the whole block, or of those that store
         return (facts - {STORED}) | ({UNFENCED} if STORED in facts else set()), ""
     if event.name == "fence_system":
         return facts if STORED in facts else facts - {UNFENCED}, ""
