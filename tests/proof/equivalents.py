@@ -6,7 +6,8 @@ from itertools import takewhile
 
 from plan_mutants import Mutant, role_of
 
-from tilescale.schedules.plan import Copy, Plan, Reduce, Signal, Wait
+from tilescale.schedules.footprint import accesses
+from tilescale.schedules.plan import Copy, Plan, Reduce, Signal, Sum, Wait
 
 
 def plan_reason(name: str, plan: Plan, mutant: Mutant) -> str:
@@ -25,14 +26,29 @@ def plan_reason(name: str, plan: Plan, mutant: Mutant) -> str:
         waited = changed_wait(plan, mutant)
         if waited is not None and implied(plan, mutant.rank, step.counter, waited):
             return "the counter that is waited for instead is signalled later by the same blocks: the wait is longer"
+    if mutant.kind in LESS_WAITING and isinstance(step, Wait):
+        if waited_before(plan, mutant.rank, step):
+            return "the same blocks have waited for as much of the same counter before"
+        if own_sum(plan, mutant.rank, step.counter):
+            return "each block copies on what it has added up itself: a role shares equal sizes alike"
+    if mutant.kind == "wait one short" and isinstance(step, Wait) and ends_with(plan, mutant.rank, step):
+        return "nothing is read behind it: it keeps calls apart, and all blocks but one say as much as all"
+    if mutant.kind in ("duplicate signal", "signal of another value") and isinstance(step, Signal):
+        if step.rank == mutant.rank and own_sum(plan, mutant.rank, step.counter):
+            return "the wait for it needs no signal: each block copies on what it has added up itself"
     if mutant.kind == "launch that starts too early":
         launches = plan.ranks[0]
         index = next(i for i, launch in enumerate(launches) if launch.name == mutant.place)
         before = next((w for w in reversed(launches[:index]) if w.stream == launches[index].stream), None)
         if before is not None and set(launches[index].after) <= set(before.after):
             return "the launch before it on its stream waits for the same"
+        later = [w for w in launches[index + 1 :] if w.stream == launches[index].stream]
+        if any(set(launches[index].after) <= set(w.after) and not any(map(accesses, w.steps)) for w in later):
+            return "the end of the call waits for the same; what the launch reads it waits for by counters"
     if mutant.kind == "bytes too many" and isinstance(step, Copy) and rewritten(plan, mutant.rank, step):
         return "the bytes added are right and are copied again later in the same order of the same stream"
+    if mutant.kind == "bytes too many" and isinstance(step, Copy) and unread(plan, step):
+        return "the bytes added are right, and nothing else touches where they go"
     if mutant.kind == "signal before its data" and isinstance(step, Signal):
         passed = passed_step(plan, mutant.rank, step)
         if isinstance(passed, Reduce) and passed.dst.rank != step.rank:
@@ -40,8 +56,13 @@ def plan_reason(name: str, plan: Plan, mutant: Mutant) -> str:
     return BY_NAME.get((name, mutant.kind), "")
 
 
+LESS_WAITING = ("drop wait", "wait one short", "use before its wait")
 BY_NAME = {
     ("copy pull symmetric", "counters of two waits swapped"): (
+        "the wait that comes first now is for peers that have read this rank's operand: they have started their calls, so "
+        "theirs are there"
+    ),
+    ("all_reduce symmetric", "counters of two waits swapped"): (
         "the wait that comes first now is for peers that have read this rank's operand: they have started their calls, so "
         "theirs are there"
     ),
@@ -115,6 +136,49 @@ def rewritten(plan: Plan, rank: int, step: Copy) -> bool:
             if (other.dst.rank, other.dst.offset, other.src.offset) == following:
                 return True
     return False
+
+
+def waited_before(plan: Plan, rank: int, step: Wait) -> bool:
+    """Whether every role that holds `step` has waited for as much before."""
+    found = [role.steps for launch in plan.ranks[rank] for role in launch.roles if any(s is step for s in role.steps)]
+
+    def before(steps: tuple[object, ...]) -> bool:
+        earlier = takewhile(lambda s: s is not step, steps)
+        return any(isinstance(s, Wait) and s.counter == step.counter and s.value >= step.value for s in earlier)
+
+    return bool(found) and all(map(before, found))
+
+
+def own_sum(plan: Plan, rank: int, counter: int) -> bool:
+    """Whether each wait of `rank` for `counter` stands before a copy of what the same role has added up, byte for byte."""
+    waits = [(role.steps, at) for launch in plan.ranks[rank] for role in launch.roles for at, s in enumerate(role.steps)
+             if isinstance(s, Wait) and s.counter == counter]
+
+    def kept(steps: tuple[object, ...], at: int) -> bool:
+        copy = steps[at + 1] if at + 1 < len(steps) else None
+        return isinstance(copy, Copy) and any(
+            isinstance(s, Sum) and s.dst == copy.src and s.srcs[0].size == s.dst.size for s in steps[:at])
+
+    return bool(waits) and all(kept(*wait) for wait in waits)
+
+
+def ends_with(plan: Plan, rank: int, step: Wait) -> bool:
+    """Whether the rank touches no memory behind `step`."""
+    later = False
+    for *_, other in plan.steps_of(rank):
+        if later and accesses(other):
+            return False
+        later = later or other is step
+    return later
+
+
+def unread(plan: Plan, step: Copy) -> bool:
+    """Whether no other step touches the row behind what `step` writes."""
+    low, high = step.dst.end, step.dst.end + plan.goal.row_bytes
+    return not any(
+        region.buffer == step.dst.buffer and region.rank == step.dst.rank and region.offset < high and low < region.end
+        for rank in range(plan.world) for *_, other in plan.steps_of(rank) if other is not step
+        for region, _ in accesses(other))
 
 
 def passed_step(plan: Plan, rank: int, step: Signal) -> object:

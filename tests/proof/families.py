@@ -7,18 +7,27 @@ from functools import cache
 
 from handmade import chunked, fused_push, pull, ring
 from reduce_plans import gemm_rs, reduce_scatter, stages
-from support import ag_gemm, all_gather
+from support import ag_gemm, all_gather, reduction
+from support import gemm_rs as product
 
 from tilescale.schedules.lower import lower
 from tilescale.schedules.plan import Plan
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
+from tilescale.spec.views import FullRow, Replicate
 
 TILE = {"block_m": 64, "block_n": 128, "block_k": 64, "num_stages": 3, "raster_group": 8}
 FUSED = Schedule(overlap="fused", compute="generated", chunk_rows=64, depth=2, num_comm_blocks=4, **TILE)
 LIBRARY = Schedule(overlap="chunked", compute="library", chunk_rows=64, depth=2, num_comm_blocks=4)
 COPY = replace(LIBRARY, overlap="fused", compute="generated")
 ENGINE = {"transport": "copy_engine", "num_comm_blocks": 0}
+TILELESS = {"block_m": 0, "block_n": 0, "block_k": 0, "num_stages": 0, "raster_group": 0}
+PLAIN = {"overlap": "none", "chunk_rows": 0, "depth": 1}
+SCATTER = replace(FUSED, algorithm="scatter", depth=1, num_comm_blocks=0)
+ONE_SHOT, TWO_SHOT = ({"algorithm": name} for name in ("one_shot", "two_shot"))
+LOCAL = Schedule(compute="generated", **{**TILE, "num_stages": 6, "raster_group": 4})
+SPLIT = replace(LOCAL, block_m=128, split_k=2)
+FEW = replace(LOCAL, block_m=16, block_n=64, block_k=128, split_k=2)
 
 
 def _spec(inputs: str = "ordinary", ranks: int = 3) -> Spec:
@@ -27,6 +36,19 @@ def _spec(inputs: str = "ordinary", ranks: int = 3) -> Spec:
 
 def _gather(inputs: str = "ordinary", ranks: int = 3) -> Spec:
     return all_gather((128 * ranks, 256), ranks, inputs=inputs)
+
+
+def _product(out: str = "FullRow", shape: tuple[int, int, int] = (384, 256, 384)) -> Spec:
+    return product(shape, 3, out=out)
+
+
+def _local(rows: int = 304, order: str = "row") -> Spec:
+    """What every rank multiplies by itself: nothing is sent, and the parts stay where they are."""
+    return product((rows, 304, 816), 2, out="Partial", order=order)
+
+
+def _sum(to: object = Replicate, rows: int = 384, inputs: str = "ordinary") -> Spec:
+    return reduction((rows, 24), 3, to=to, inputs=inputs)
 
 
 SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
@@ -46,6 +68,29 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "copy pull symmetric": (_gather("symmetric"), replace(COPY, direction="pull")),
     "copy engine chunked": (_gather(), replace(COPY, overlap="chunked", **ENGINE)),
     "copy behind": (_gather(), replace(COPY, overlap="none", chunk_rows=0, depth=1)),
+    "gemm_rs push": (_product(), FUSED),
+    "gemm_rs pull": (_product(), replace(FUSED, direction="pull", depth=1, num_comm_blocks=0)),
+    "gemm_rs scatter": (_product(), SCATTER),
+    "gemm_rs of few rows": (_product(shape=(2, 256, 384)), replace(SCATTER, overlap="fused")),
+    "gemm_rs copy engine": (_product(), replace(FUSED, **ENGINE)),
+    "gemm_rs chunked library": (_product(), replace(LIBRARY, depth=2)),
+    "gemm_ar one_shot": (_product("Replicate"), replace(FUSED, **ONE_SHOT)),
+    "gemm_ar one_shot pull": (
+        _product("Replicate"), replace(FUSED, direction="pull", num_comm_blocks=0, **ONE_SHOT, **PLAIN)),
+    "gemm_ar two_shot": (_product("Replicate"), replace(FUSED, **TWO_SHOT)),
+    "gemm_ar two_shot chunked": (_product("Replicate"), replace(FUSED, overlap="chunked", **TWO_SHOT)),
+    "all_reduce one_shot push": (_sum(), replace(COPY, **ONE_SHOT, **PLAIN)),
+    "all_reduce one_shot pull": (_sum(), replace(COPY, direction="pull", **ONE_SHOT)),
+    "all_reduce two_shot push": (_sum(), replace(COPY, transport="tma", **TWO_SHOT)),
+    "all_reduce two_shot pull": (_sum(), replace(COPY, direction="pull", **TWO_SHOT, **PLAIN)),
+    "all_reduce symmetric": (_sum(inputs="symmetric"), replace(COPY, direction="pull", **ONE_SHOT, **PLAIN)),
+    "all_reduce copy engine": (_sum(), replace(COPY, **TWO_SHOT, **ENGINE)),
+    "reduce_scatter uneven": (_sum(FullRow, 100), replace(COPY, depth=1, num_comm_blocks=2)),
+    "reduce_scatter pull": (_sum(FullRow), replace(COPY, direction="pull", **PLAIN)),
+    "product": (_local(), LOCAL),
+    "product in clusters": (_local(), replace(LOCAL, block_m=128, cluster_m=2)),
+    "product with a shared contraction": (_local(), SPLIT),
+    "product of few rows": (_local(13, "col"), FEW),
 }
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from tilescale.schedules.footprint import accesses
-from tilescale.schedules.plan import Clear, Copy, Gemm, Launch, Plan, Reduce, Region, Role, Signal, Step, Wait
+from tilescale.schedules.plan import Clear, Copy, Gemm, Launch, Plan, Reduce, Region, Role, Signal, Step, Sum, Wait
 
 S = TypeVar("S", bound=Step)
 SITES = 3
@@ -288,6 +288,82 @@ def _copied(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
     step = steps[at]
     assert isinstance(step, Reduce)
     return put(steps, at, Copy(step.src, step.dst))
+
+
+# -- sums of several sources -------------------------------------------------------------------------------------------
+@kind("drop sum", Sum)
+def _drop_sum(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    return put(steps, at)
+
+
+@kind("sum of a source less", Sum)
+def _source_less(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Sum)
+    return put(steps, at, replace(step, srcs=step.srcs[:-1])) if len(step.srcs) > 1 else None
+
+
+@kind("sum of a source twice", Sum)
+def _source_twice(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Sum)
+    return put(steps, at, replace(step, srcs=(*step.srcs[:-1], step.srcs[0])))
+
+
+@kind("sum of a source too many", Sum)
+def _source_more(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Sum)
+    return put(steps, at, replace(step, srcs=(*step.srcs, step.srcs[0])))
+
+
+@kind("sum of other rows", Sum)
+def _other_rows(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Sum)
+    row = plan.goal.part_row_bytes or plan.goal.row_bytes
+    source = _shift(plan, step.srcs[-1], row)
+    return None if source is None else put(steps, at, replace(step, srcs=(*step.srcs[:-1], source)))
+
+
+@kind("sum to other rows", Sum)
+def _sum_off_by_row(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Sum)
+    target = _shift(plan, step.dst, plan.goal.output_row_bytes)
+    return None if target is None else put(steps, at, replace(step, dst=target))
+
+
+@kind("sum at a wrong peer", Sum)
+def _sum_elsewhere(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Sum)
+    return put(steps, at, replace(step, dst=replace(step.dst, rank=(step.dst.rank + 1) % plan.world)))
+
+
+@kind("sum of another element", Sum)
+def _element(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Sum)
+    return put(steps, at, replace(step, element="bfloat16" if step.element == "float32" else "float32"))
+
+
+@kind("sum cut short", Sum)
+def _cut_sum(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Sum)
+    part, out = plan.goal.part_row_bytes or plan.goal.row_bytes, plan.goal.output_row_bytes
+    if step.dst.size <= out:
+        return None
+    sources = tuple(replace(source, size=source.size - part) for source in step.srcs)
+    return put(steps, at, replace(step, srcs=sources, dst=replace(step.dst, size=step.dst.size - out)))
+
+
+@kind("sum turned into a copy", Sum)
+def _sum_copied(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Sum)
+    return put(steps, at, Copy(step.srcs[0], step.dst)) if step.srcs[0].size == step.dst.size else None
 
 
 # -- order -------------------------------------------------------------------------------------------------------------

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from families import SCHEDULES
 from test_families import all_kernels
 
+from tilescale.codegen.emit import emit
 from tilescale.codegen.rules import RULES, check_kernel, check_text
 
 HEAD = "TS_DEV void run(const Call& call, u8* out, const u8* from, u32 row, u32 n, u64* bar, u32* counter) {"
@@ -13,10 +15,15 @@ FRAGMENTS: dict[str, tuple[str, str]] = {
     "fence_before_signal": ("store(out, 1); sync(); if (thread() == 0) { fence_system(); signal_add(counter, 1); }",
                             "store(out, 1); sync(); if (thread() == 0) { signal_add(counter, 1); }"),
     "full_wait_before_signal": (
-        "bulk_store(out, from, 16); bulk_commit(); bulk_wait<0>(); fence_system(); signal_add(counter, 1);",
-        "bulk_store(out, from, 16); bulk_commit(); bulk_wait_read<0>(); fence_system(); signal_add(counter, 1);"),
+        "if (thread() == 0) { bulk_store(out, from, 16); bulk_commit(); bulk_wait<0>(); fence_system(); signal_add(counter, 1); }",
+        "if (thread() == 0) { bulk_store(out, from, 16); bulk_commit(); bulk_wait_read<0>(); fence_system(); "
+        "signal_add(counter, 1); }"),
     "proxy_fence_after_acquire": ("load_acquire(counter); fence_async_global(); bulk_load(out, from, 16, bar);",
                                   "load_acquire(counter); bulk_load(out, from, 16, bar);"),
+    "grid_wait_before_loads": ("grid_go(); grid_wait(); tma_load_2d(out, from, bar, 0, 0);",
+                               "grid_go(); tma_load_2d(out, from, bar, 0, 0);"),
+    "cluster_meets": ("mb_init(bar, 1); mb_fence_init(); cluster_sync(); cluster_mb_arrive(bar, 1); cluster_sync();",
+                      "mb_init(bar, 1); mb_fence_init(); cluster_sync(); cluster_mb_arrive(bar, 1);"),
     "alias_fence": ("multimem_store<Bf16>(out, v); fence_alias(); load(from);",
                     "multimem_store<Bf16>(out, v); load(from);"),
     "one_fence": ("store(out, 1); sync(); fence_system(); signal_add(counter, 1); signal_add(counter, 2);",
@@ -52,7 +59,10 @@ def test_every_rule_has_a_fragment() -> None:
 
 
 def test_no_rule_speaks_against_a_shipped_family() -> None:
-    for kernel in all_kernels():
+    kernels = [*all_kernels(), *(kernel for spec, schedule in SCHEDULES.values() for kernel in emit(spec, schedule).kernels)]
+    assert {kernel.entry for kernel in kernels} == {
+        "tilescale_copy", "tilescale_fused", "tilescale_gemm", "tilescale_signal", "tilescale_sum", "tilescale_small_m"}
+    for kernel in kernels:
         assert check_kernel(kernel) == (), kernel.text
 
 
@@ -71,6 +81,34 @@ def test_a_flag_decides_which_path_is_walked() -> None:
     assert rules_of(body.replace("FLAG", "first = false;")) == set()
     late = "bool first = false; for (;;) { if (first) fence_system(); signal_add(counter, 1); first = true; }"
     assert rules_of(late) == {"fence_before_signal", "one_fence"}
+
+
+STORED = "if (thread() % 32 == 0) { tma_store_3d(out, from, 0, 0, 0); bulk_commit(); } "
+TOLD = " if (thread() == 128) { fence_system(); signal_add(counter, 1); }"
+
+
+@pytest.mark.parametrize(("between", "broken"), [
+    ("bulk_wait<0>(); named_barrier(1, 256);", set()),
+    ("bulk_wait_read<0>(); named_barrier(1, 256);", {"full_wait_before_signal"}),
+    ("named_barrier(1, 256); if (thread() == 128) bulk_wait<0>();", {"full_wait_before_signal"}),
+    ("bulk_wait<0>();", {"full_wait_before_signal"}),
+])
+def test_stores_of_several_warps_are_waited_for_by_each_before_they_meet(between: str, broken: set[str]) -> None:
+    assert rules_of(STORED + between + TOLD) == broken
+
+
+def test_a_stage_is_released_behind_the_group_in_flight() -> None:
+    group = "wg_fence(); wgmma<64, false, Bf16>(acc, a, b); wg_commit(); "
+    assert rules_of(f"{group} {group} wg_wait<1>(); mb_arrive(bar); wg_wait<0>(); store(out, 1);") == set()
+    assert rules_of(f"{group} {group} mb_arrive(bar); wg_wait<0>();") == {"wgmma_fence"}
+    assert rules_of(f"{group} {group} wg_wait<1>(); store(out, 1);") == {"wgmma_fence"}
+
+
+def test_a_template_that_calls_itself_is_walked_to_its_end() -> None:
+    inner = "TS_DEV void chunks(u8* out, u32 n) { bulk_store(out, n); bulk_commit(); if (n > 0u) chunks(out, n); }"
+    texts = [f"{inner}\n{HEAD} if (thread() == 0) {{ chunks(out, n); {wait} fence_system(); signal_add(counter, 1); }} }}"
+             for wait in ("bulk_wait<0>();", "")]
+    assert [{v.rule for v in check_text(text, "run")} for text in texts] == [set(), {"full_wait_before_signal"}]
 
 
 def test_an_early_return_is_followed() -> None:

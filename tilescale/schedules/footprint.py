@@ -118,7 +118,7 @@ def _check_goal(plan: Plan) -> Counterexample | None:
     rows, rest = divmod(starts[-1], goal.row_bytes)
     size, whole = plan.buffer(goal.output).size, rows * goal.output_row_bytes
     largest = max(b - a for a, b in pairwise(starts)) // goal.row_bytes * goal.output_row_bytes
-    if rest or any(s % goal.row_bytes for s in starts) or size not in ((whole, largest) if goal.reduces else (whole,)):
+    if rest or any(s % goal.row_bytes for s in starts) or size not in (whole, largest):
         return Counterexample(
             "structure",
             f"the shards must be whole rows and the output one row for each; got {goal} and an "

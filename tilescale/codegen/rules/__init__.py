@@ -22,6 +22,7 @@ from tilescale.registry import Registry
 # Primitives, one instruction or idiom each: rules judge their users, by their names.
 PRIMITIVES = ("abi.cuh", "ptx.cuh", "mma.cuh")
 ENTRY = "execute"
+COMPARED = ("cluster_m", "split_k")  # constants that decide on a path by their value
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ RULES: Registry[Rule] = Registry("static rule", package="tilescale.codegen.rules
 def check_kernel(kernel: Kernel, include: Path = INCLUDE) -> tuple[Violation, ...]:
     """Everything that breaks a rule, sorted. Raises CompileError where the text is not in the subset that is read."""
     constants = constants_of(kernel.text)
-    key = tuple(sorted((name, value) for name, value in constants.items() if isinstance(value, bool)))
+    walked = ((name, value) for name, value in constants.items() if isinstance(value, bool) or name in COMPARED)
+    key = tuple(sorted(walked))
     return _check(key, library_text(include))
 
 
@@ -87,8 +89,8 @@ def library_text(include: Path) -> tuple[tuple[str, str], ...]:
 
 
 @functools.lru_cache(maxsize=512)
-def _check(constants: tuple[tuple[str, bool], ...], library: tuple[tuple[str, str], ...]) -> tuple[Violation, ...]:
-    # Only flags decide what is walked, so kernels that differ in sizes share one walk.
+def _check(constants: tuple[tuple[str, int], ...], library: tuple[tuple[str, str], ...]) -> tuple[Violation, ...]:
+    # Only these decide what is walked, so kernels that differ in sizes share one walk.
     return _judge(_functions(library), dict(constants), ENTRY)
 
 

@@ -1,14 +1,16 @@
 """All paths of a kernel through the device library, as sequences of primitive calls, folded into states of a rule.
 
-A block is walked as one program: code that only thread 0 runs (`thread() == 0`) is taken, and calls know that they are
-its own (`leader`); where warps part (`thread() < 128`) both sides are walked. The step that a role comes to is chosen
-freely, so every order of kinds of steps is walked. Booleans are followed, other values are not: a condition on them may
-go either way. Loops are walked until no new state comes out. So a rule sees every order of primitives that can happen,
-and some that cannot.
+A block is walked as one program: code that one thread runs (`thread() == 0`, or 128, the first that multiplies) is taken,
+and calls know that they are its own (`leader`); where warps part (`thread() < 128`) both sides are walked, and so is code
+of one thread a warp taken and not taken. The step that a role comes to is chosen freely, so every order of kinds of steps
+is walked. Booleans are followed, other values are not: a condition on them may go either way. Loops and recursive
+templates are walked until no new state comes out. So a rule sees every order of primitives that can happen, and some that
+cannot. At the end of the kernel comes an event of its own, `EXIT`.
 """
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,10 +35,14 @@ from tilescale.codegen.rules._parse import (
 
 Value = bool | str | None
 Facts = frozenset[str]
-KINDS = ("kCopy", "kSignal", "kWait", "kGemm", "kReserve")
+KINDS = ("kCopy", "kSignal", "kWait", "kGemm", "kSum", "kReserve")
 KIND, LEADER = "step.kind", "@leader"
+EXIT = "exit"
 _CONSTANT = re.compile(r"(?:C|Config) :: (\w+)")
-_LEADER = re.compile(r"thread \( \)(?: % \w+)? == 0u?")
+_COMPARED = re.compile(r"(?:C|Config) :: (\w+) (>|==|!=) (\d+)u?")
+_ORDERS: dict[str, Callable[[int, int], bool]] = {">": operator.gt, "==": operator.eq, "!=": operator.ne}
+# One thread of a block, of those that multiply, or a wait: waits that follow each other are waited for side by side.
+_LEADER = re.compile(r"thread \( \) (?:(?:% kMultiply )?== (?:0u?|128u?)|< waits)")
 
 
 @dataclass(frozen=True)
@@ -93,10 +99,18 @@ class Walk:
         self.functions, self.constants, self.judge = functions, constants, judge
         self.found: set[tuple[str, str]] = set()
         self.bound: list[dict[str, Lambda]] = [{}]
+        self.open: dict[tuple[str, State], States] = {}  # calls being walked, with the ends known so far
+        self.recursive: set[tuple[str, State]] = set()
 
     def run(self, entry: str, facts: Facts) -> States:
         """Every state at the end of `entry`."""
-        return self._inline(self.functions[entry], (), frozenset({State((), facts)}))
+        function = self.functions[entry]
+        states = self._inline(function, (), frozenset({State((), facts)}))
+        for state in states:
+            _, wrong = self.judge(state.facts, Event(EXIT, "", (), function.place, None, False))
+            if wrong:
+                self.found.add((function.place, wrong))
+        return states
 
     # -- statements ----------------------------------------------------------------------------------------------------
     def block(self, block: Block, states: States) -> Ends:
@@ -165,7 +179,8 @@ class Walk:
         tokens = statement.tokens
         texts = [t.text for t in tokens]
         if "Step" in texts[:2]:  # the next step: any kind
-            found = {state.put(KIND, kind) for state in self.expression(tokens, states) for kind in KINDS}
+            kinds = ("kGemm",) if self.constants.get("solo") else KINDS
+            found = {state.put(KIND, kind) for state in self.expression(tokens, states) for kind in kinds}
             return frozenset(found)
         states = self.expression(tokens, states)
         if "=" not in texts:
@@ -233,11 +248,27 @@ class Walk:
         self.bound.append(scope)
         for state in sorted(states, key=repr):
             inside = reduce(lambda s, name: s.put(name, self._logical(flags[name], state)), names, state)
-            ends = self.block(function.body, frozenset({inside}))
             kept = {name: state.get(name) for name in (*names, KIND, LEADER)}
-            result |= {reduce(lambda s, n: s.put(n, kept[n]), kept, end) for end in ends.here | ends.returned}
+            result |= {reduce(lambda s, n: s.put(n, kept[n]), kept, end) for end in self._ends(function, inside)}
         self.bound.pop()
         return frozenset(result)
+
+    def _ends(self, function: Function, inside: State) -> States:
+        """The states in which a call ends. One that calls itself alike is walked again until it has no new ends."""
+        key = (function.name, inside)
+        if key in self.open:
+            self.recursive.add(key)
+            return self.open[key]
+        self.open[key] = NONE
+        while True:
+            ends = self.block(function.body, frozenset({inside}))
+            found = ends.here | ends.returned
+            if key not in self.recursive or found == self.open[key]:
+                break
+            self.open[key] = found
+        del self.open[key]
+        self.recursive.discard(key)
+        return found
 
     # -- conditions ----------------------------------------------------------------------------------------------------
     def truth(self, tokens: Tokens, state: State) -> bool | None:
@@ -266,6 +297,9 @@ class Walk:
         if constant:
             value = self.constants.get(constant.group(1))
             return None if value is None else bool(value)
+        compared = _COMPARED.fullmatch(text)
+        if compared and compared.group(1) in self.constants:
+            return _ORDERS[compared.group(2)](self.constants[compared.group(1)], int(compared.group(3)))
         kind = re.fullmatch(r"step \. kind (==|!=) (\w+)", text)
         if kind and state.get(KIND) is not None:
             return (state.get(KIND) == kind.group(2)) == (kind.group(1) == "==")

@@ -6,8 +6,8 @@ from tilescale.codegen.rules import RULES, Rule
 from tilescale.codegen.rules._walk import Event, Facts
 
 FRESH, UNSEEN = "not fenced", "not behind a block barrier"
-USES = {"mb_expect", "mb_arrive", "cluster_mb_arrive", "mb_try_wait", "bulk_load", "tma_load_2d", "tma_load_3d",
-        "tma_load_2d_multicast", "tma_load_3d_multicast"}
+USES = {"mb_expect", "mb_arrive", "mb_try_wait", "cluster_mb_arrive", "cluster_mb_try_wait", "bulk_load", "tma_load_2d",
+        "tma_load_3d", "tma_load_2d_multicast", "tma_load_3d_multicast"}
 
 
 def judge(facts: Facts, event: Event) -> tuple[Facts, str]:

@@ -11,16 +11,13 @@ STORES = {"store", "multimem_store", "multimem_red_add"}
 OWN = {"bulk_store", "tma_store_2d", "tma_store_3d", "bulk_reduce_add", "tma_reduce_add_2d", "tma_reduce_add_3d",
        "load_acquire", "multimem_load_add"}
 
-# A barrier of all the threads of a block that store: those that multiply.
-ALL_STORE = "kConsumersMeet"
-
 
 def judge(facts: Facts, event: Event) -> tuple[Facts, str]:
     if event.name in STORES:
         return facts | ({UNFENCED} if event.leader else {STORED, UNFENCED}), ""
     if event.name in OWN:
         return facts | {UNFENCED}, ""
-    if event.name == "sync" or (event.name == "named_barrier" and event.arguments[0] == ALL_STORE):
+    if event.name in ("sync", "named_barrier"):  # of the whole block, or of those that store
         return (facts - {STORED}) | ({UNFENCED} if STORED in facts else set()), ""
     if event.name == "fence_system":
         return facts if STORED in facts else facts - {UNFENCED}, ""

@@ -12,6 +12,7 @@ from tilescale.codegen.rules.bounded_wait import _loops, _statements
 NARROW = {"u32", "int", "u16", "u8", "short"}
 # Fields of 64 bits that tables and arguments hold, by name.
 WIDE_FIELDS = {"source_offset", "target_offset", "size", "base", "stride", "begin", "end", "counters", "time_limit_ns"}
+NARROW_STRUCTS = {"KRange"}  # whose fields of those names are narrow
 _CONSTANT = re.compile(r"k[A-Z]\w*")
 _BASES = {"p", "out", "from", "to", "source", "target"}
 
@@ -39,7 +40,7 @@ def _types(function: Function) -> dict[str, str]:
         texts = [t.text for t in tokens]
         if "=" in texts:
             head = texts[: texts.index("=")]
-            kind = next((t for t in head[:-1] if t in NARROW | {"u64"}), "")
+            kind = next((t for t in head[:-1] if t in NARROW | NARROW_STRUCTS | {"u64"}), "")
             if kind and len(head) > 1:
                 names = [head[-1], *_further(texts)]
                 found |= dict.fromkeys(names, "pointer" if "*" in head else kind)
@@ -58,13 +59,14 @@ def _further(texts: Sequence[str]) -> list[str]:
 
 def _kind(parameter: Parameter) -> str:
     words = parameter.kind.split()
-    return "pointer" if "*" in words else next((w for w in words if w in NARROW | {"u64"}), "")
+    return "pointer" if "*" in words else next((w for w in words if w in NARROW | NARROW_STRUCTS | {"u64"}), "")
 
 
 def _wide(tokens: Tokens, types: Mapping[str, str]) -> bool:
     """Whether an operand is 64 bits wide, or no number that grows with the shape (a constant, a Config member)."""
     texts = [t.text for t in tokens]
-    if "u64" in texts or any(t in WIDE_FIELDS for t in texts):
+    owners = ["", "", *texts]  # what is two words before: `owner . field`
+    if "u64" in texts or any(t in WIDE_FIELDS and types.get(owners[i]) not in NARROW_STRUCTS for i, t in enumerate(texts)):
         return True
     names = [t for t in texts if t.isidentifier() and t not in ("C", "Unit", "sizeof")]
     return any(types.get(name) == "u64" for name in names)

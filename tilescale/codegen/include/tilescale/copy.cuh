@@ -84,7 +84,7 @@ template <class C> struct StepWindow {
   u32 count, begin, end;
 
   // Makes row `i`, and the sources behind it where it is a sum, readable by all threads of the block.
-  TS_DEV const Step* at(u32 i) {
+  TS_DEV const Step* fetch(u32 i) {
     if constexpr (C::window_rows == 0) return table + i;
     const u32 last = i + 1 + kSources < count ? i + 1 + kSources : count;
     if (last > end) {
@@ -124,7 +124,7 @@ template <class C> TS_DEV void copy_role(const Call& call, const Block& me, u8* 
   }
   bool signalled = false;
   for (u32 i = 0; i < me.num_steps; ++i) {
-    const Step* row = window.at(i);
+    const Step* row = window.fetch(i);
     const Step step = *row;
     step_begin(step.id);
     if (step.kind == kCopy) {
