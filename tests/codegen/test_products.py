@@ -43,7 +43,8 @@ CASES: dict[str, tuple[Spec, Schedule]] = {
     "1 row": (local_gemm((1, 3584, 4096)), replace(SMALL, block_m=8)),
     "16 rows, parts": (local_gemm((16, 3584, 4096)), replace(SMALL, split_k=2)),
     "64 rows, two warpgroups": (local_gemm((64, 3584, 4096)), replace(SMALL, block_m=64, block_n=128, num_stages=3)),
-    "few rows, float32 out, odd columns": (local_gemm((5, 3583, 4096), out_dtype="float32"), replace(SMALL, block_m=8, split_k=3)),
+    "few rows, float32 out, odd columns": (local_gemm((5, 3583, 4096), out_dtype="float32"),
+                                           replace(SMALL, block_m=8, split_k=3)),
 }
 
 
@@ -64,7 +65,8 @@ def test_every_body_is_emulated_right(name: str, adversary: str) -> None:
     assert emulation.ok, emulation.report
 
 
-@pytest.mark.parametrize("views", [(FullRow, Replicate, FullRow), (Replicate, FullCol, FullCol), (FullCol, FullRow, Partial)])
+@pytest.mark.parametrize("views", [
+    (FullRow, Replicate, FullRow), (Replicate, FullCol, FullCol), (FullCol, FullRow, Partial)])
 def test_on_eight_ranks_each_multiplies_what_it_holds(views: tuple[object, object, object]) -> None:
     a, b, out = views
     spec = matmul(Tensor((1024, 4096), "bfloat16", a), Tensor((4096, 2048), "bfloat16", b, order="col"), out=out,
@@ -74,7 +76,7 @@ def test_on_eight_ranks_each_multiplies_what_it_holds(views: tuple[object, objec
 
 
 def there_and_back(spec: Spec) -> Plan:
-    """Each rank multiplies into its peer's memory and signals; the peer sends the product back, and it becomes the output."""
+    """Each rank multiplies into its peer's memory and signals; the peer sends the product back: it becomes the output."""
     (m, k), (_, n) = (tensor.local_shape(0, 2) for tensor in spec.inputs)
     half, row, out_row = m // 2, k * 2, n * spec.output.itemsize
     size, blocks = m * out_row, 2
@@ -82,8 +84,8 @@ def there_and_back(spec: Spec) -> Plan:
     def launches(rank: int) -> tuple[Launch, ...]:
         peer = 1 - rank
         b = Region("b", rank, 0, k * n * 2)
-        steps = [Gemm(Region("a", rank, i * half * row, half * row), b, Region("there", peer, i * half * out_row, half * out_row),
-                      half, n, k) for i in range(2)]
+        steps = [Gemm(Region("a", rank, i * half * row, half * row), b,
+                      Region("there", peer, i * half * out_row, half * out_row), half, n, k) for i in range(2)]
         work = Role("work", "blocks", blocks, (steps[0], steps[1], Signal(peer, 0), Signal(rank, 2)))
         send = Role("send", "blocks", 2, (Wait(0, blocks), Wait(2, blocks), Copy(Region("there", rank, 0, size),
                                           Region("back", peer, 0, size)), Signal(peer, 1)))
@@ -99,8 +101,8 @@ def there_and_back(spec: Spec) -> Plan:
 
 @pytest.mark.parametrize("adversary", ["lazy", "random", "eager"])
 def test_consumers_signal_once_a_block_after_all_their_stores(adversary: str) -> None:
-    spec = matmul(Tensor((512, 152), "bfloat16", FullRow), Tensor((152, 280), "bfloat16", Replicate, order="col"), out=FullRow,
-                  topology=topology(2))
+    spec = matmul(Tensor((512, 152), "bfloat16", FullRow), Tensor((152, 280), "bfloat16", Replicate, order="col"),
+                  out=FullRow, topology=topology(2))
     plan = there_and_back(spec)
     for seed in range(4):
         run = Run(Scaled(spec, BASE, plan, False), seed, adversary, (), USUAL)

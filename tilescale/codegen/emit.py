@@ -131,7 +131,8 @@ class _Emitter:
         for role in launch.roles:
             first = len(rows)
             rows += self._rows(rank, role, number + first)
-            kind = ROLE_GEMM if launch.family in ("gemm", "small_m") or any(isinstance(s, Gemm) for s in role.steps) else ROLE_COPY
+            multiplies = launch.family in ("gemm", "small_m") or any(isinstance(s, Gemm) for s in role.steps)
+            kind = ROLE_GEMM if multiplies else ROLE_COPY
             blocks += [BlockRow(kind, first, len(role.steps), i, role.blocks) for i in range(role.blocks)]
             participants += role.blocks
         return ProgramLaunch(
@@ -142,12 +143,12 @@ class _Emitter:
             participants=participants if last and not solo(self.spec, launch) else 0)
 
     def _rows(self, rank: int, role: Role, number: int) -> list[StepRow]:
-        rows, tiles = [], 0
+        rows, tiles, height = [], 0, self.schedule.block_m * self.schedule.cluster_m
         for i, step in enumerate(role.steps):
             row = self._row(rank, step, number + i, tiles)
             rows.append(row)
             if isinstance(step, Gemm):
-                tiles += -(-step.m // (self.schedule.block_m * self.schedule.cluster_m)) * -(-step.n // self.schedule.block_n)
+                tiles += -(-step.m // height) * -(-step.n // self.schedule.block_n)
         return rows
 
     def _row(self, rank: int, step: Step, number: int, tiles: int) -> StepRow:
@@ -166,7 +167,8 @@ class _Emitter:
         shard, offset = divmod(step.a.offset, self._shard_bytes())
         out_shard, out_offset = divmod(step.out.offset, self._out_shard_bytes())
         return StepRow(
-            KIND_GEMM, number, counter=out_shard, per_call=out_offset // self.plan.goal.output_row_bytes, source=0 if step.a.buffer == "a" else 1, target=self._slot(step.out, rank),
+            KIND_GEMM, number, counter=out_shard, per_call=out_offset // self.plan.goal.output_row_bytes,
+            source=0 if step.a.buffer == "a" else 1, target=self._slot(step.out, rank),
             value=self.versions[step.a.buffer], rows=step.m, source_offset=offset // self.plan.goal.row_bytes,
             target_offset=step.out.offset, size=shard, first_tile=tiles)
 

@@ -109,8 +109,8 @@ class Program:
     """Everything to launch a schedule. Tables are hex text, so that the value survives JSON.
 
     `slots`: the pointers in order. `placed`, `counters`: layout of a rank's workspace (see `workspace_bytes`).
-    `maps`: A own, A gathered of even and odd calls, B, the output; empty where nothing generated multiplies. `link_fs_per_byte`: in
-    the scale model, how long a byte takes a link, in femtoseconds; else 0.
+    `maps`: A own, A gathered of even and odd calls, B, the output; empty where nothing generated multiplies.
+    `link_fs_per_byte`: in the scale model, how long a byte takes a link, in femtoseconds; else 0.
     """
 
     op: str

@@ -157,9 +157,12 @@ def _deep_enough(spec: Spec, s: Schedule) -> bool:
 
 
 def _split_fills(spec: Spec, s: Schedule) -> bool:
-    steps = -(-spec.inputs[0].local_shape(0, spec.world)[1] // s.block_k) if s.split_k > 1 else 0
-    return s.split_k == 1 or (
-        s.cluster_m == 1 and steps >= s.split_k and tile.tiles(spec, s) * s.split_k <= tile.clustered(spec.topology.sm_share, s.split_k)
+    if s.split_k == 1:
+        return True
+    steps = -(-spec.inputs[0].local_shape(0, spec.world)[1] // s.block_k)
+    return (
+        s.cluster_m == 1 and steps >= s.split_k
+        and tile.tiles(spec, s) * s.split_k <= tile.clustered(spec.topology.sm_share, s.split_k)
         and (tile.small_m(spec) or tile.partial_bytes(spec, s) <= s.num_stages * tile.stage_bytes(spec, s)))
 
 
@@ -202,7 +205,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("comm_blocks_fit", "copying leaves at least half of the SMs to the work beside it", _comm_blocks_fit),
     Constraint("work_blocks_fit", "the streams of small kernels leave an SM to work on",
                lambda spec, s: s.overlap == "none" or s.depth < spec.topology.sm_share),
-    Constraint("rows_suit_tile", "a tile has at least 64 rows; few rows have the tile that just holds them", _rows_suit_tile),
+    Constraint("rows_suit_tile", "a tile has at least 64 rows; few rows have the tile that just holds them",
+               _rows_suit_tile),
     Constraint("accumulators_fit", "the sums of a tile fit the registers of the threads that multiply",
                lambda spec, s: not _generated(spec, s) or tile.accumulators(spec, s) <= MAX_ACCUMULATORS),
     Constraint("cluster_has_rows", "blocks of a cluster have a row of tiles each",

@@ -84,7 +84,8 @@ def _check_product(s: Schedule) -> None:
         return
     rules = (("block_m", s.block_m in BLOCK_M, ", ".join(map(str, BLOCK_M))),
              ("block_n", s.block_n in BLOCK_N, ", ".join(map(str, BLOCK_N))),
-             ("block_k", s.block_k in (64, 128, 256, 512), "64, 128, 256 or 512"), ("num_stages", 2 <= s.num_stages <= 32, "2 to 32"),
+             ("block_k", s.block_k in (64, 128, 256, 512), "64, 128, 256 or 512"),
+             ("num_stages", 2 <= s.num_stages <= 32, "2 to 32"),
              ("raster_group", s.raster_group >= 1, "at least 1"), ("cluster_m", s.cluster_m in (1, 2), "1 or 2"),
              ("split_k", 1 <= s.split_k <= 8, "1 to 8"))
     for name, good, rule in rules:

@@ -24,7 +24,8 @@ def lower_local(spec: Spec, schedule: Schedule) -> Plan:
         raise PlanError("shards are equal on every rank", sorted(shapes), "choose sizes that the ranks divide")
     (m, k), (_, n) = shapes.pop()
     row, out_row = k * a.itemsize, n * spec.output.itemsize
-    buffers = (Buffer("a", "input", m * row), Buffer("b", "input", k * n * b.itemsize), Buffer("out", "output", m * out_row))
+    buffers = (Buffer("a", "input", m * row), Buffer("b", "input", k * n * b.itemsize),
+               Buffer("out", "output", m * out_row))
 
     def launch(rank: int) -> Launch:
         step = Gemm(Region("a", rank, 0, m * row), Region("b", rank, 0, k * n * b.itemsize),
