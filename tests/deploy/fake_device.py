@@ -28,7 +28,6 @@ from tilescale.codegen.table import (
     KIND_WAIT,
     MAX_RANKS,
     MAX_SLOTS,
-    ROLE_GEMM,
     STATE,
     STEP,
 )
@@ -329,6 +328,7 @@ class Arguments:
     n: int
     k: int
     link_fs_per_byte: int
+    only: bytes
 
     @classmethod
     def unpack(cls, data: bytes) -> Arguments:
@@ -350,7 +350,6 @@ class _Block:
         self.machine, self.text, self.arguments, self.maps = machine, text, arguments, maps
         row = machine.at(arguments.blocks + index * BLOCK.size, BLOCK.size)
         self.role, self.first, self.count, self.index, self.gang, *_ = BLOCK.unpack(row)
-        self.warpgroups = grid.threads // 128
 
     def walk(self) -> Iterator[bool]:
         arguments, machine = self.arguments, self.machine
@@ -427,8 +426,7 @@ class _Block:
         arguments, machine = self.arguments, self.machine
         if not arguments.last:
             return
-        count = self.warpgroups if self.role == ROLE_GEMM else 1
-        done = machine.add_u32(arguments.state + 4, count) + count
+        done = machine.add_u32(arguments.state + 4, 1) + 1
         assert done <= arguments.last, "more participants than the last launch says"
         if done == arguments.last:
             machine.at(arguments.state, STATE.size)[:8] = struct.pack("<II", calls + 1, 0)

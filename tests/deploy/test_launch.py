@@ -185,7 +185,7 @@ def test_maps_are_made_once_an_address_and_follow_the_operands():
     for _ in range(3):
         for rank, one in enumerate(operands):
             group.ranks[rank]({name: address for name, (address, _) in one.items()}, stream=7)
-    assert sorted(made) == sorted(one[name][0] for one in operands for name in "ab")
+    assert sorted(made) == sorted(one[name][0] for one in operands for name in ("a", "b", "out"))
     group.machine.run()
 
 

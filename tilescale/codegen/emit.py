@@ -138,7 +138,7 @@ class _Emitter:
             participants=participants if last and not solo(self.spec, launch) else 0)
 
     def _rows(self, rank: int, role: Role, number: int) -> list[StepRow]:
-        rows, tiles = [], 0
+        rows, tiles, height = [], 0, self.schedule.block_m * self.schedule.cluster_m
         for i, step in enumerate(role.steps):
             row = self._row(rank, step, number + i, tiles)
             rows.append(row)
@@ -146,8 +146,7 @@ class _Emitter:
                 rows += [StepRow(KIND_SOURCE, NO_STEP, source=self._slot(source, rank), counter=source.rank,
                                  value=step.dst.rank, source_offset=source.offset) for source in step.srcs]
             if isinstance(step, Gemm):
-                s = self.schedule
-                tiles += -(-step.m // (s.block_m * s.cluster_m)) * -(-step.n // s.block_n)
+                tiles += -(-step.m // height) * -(-step.n // self.schedule.block_n)
         return rows
 
     def _row(self, rank: int, step: Step, number: int, tiles: int) -> StepRow:

@@ -38,12 +38,14 @@ typedef struct tilescale_arguments {
   uint64_t time_limit_ns;
   uint32_t rank, last, n, k;
   uint64_t link_fs_per_byte;
+  tilescale_step only;  /* the first row of the launch's table of steps */
 } tilescale_arguments;
 
 /* Second kernel parameter, by value: CUtensorMap values, aligned to 64 bytes; zeros where nothing is multiplied. */
 typedef struct tilescale_maps {
   uint64_t a[3][16];  /* own shard; gathered operand of even calls; of odd calls */
   uint64_t b[16];
+  uint64_t out[16];
 } tilescale_maps;
 
 typedef struct tilescale_kernel {

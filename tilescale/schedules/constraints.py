@@ -193,10 +193,12 @@ def _deep_enough(spec: Spec, s: Schedule) -> bool:
 
 
 def _split_fills(spec: Spec, s: Schedule) -> bool:
-    steps = -(-spec.inputs[0].local_shape(0, spec.world)[1] // s.block_k) if s.split_k > 1 else 0
-    most = tile.clustered(spec.topology.sm_share, s.split_k)
-    return s.split_k == 1 or (
-        s.cluster_m == 1 and steps >= s.split_k and tile.tiles(spec, s) * s.split_k <= most
+    if s.split_k == 1:
+        return True
+    steps = -(-spec.inputs[0].local_shape(0, spec.world)[1] // s.block_k)
+    return (
+        s.cluster_m == 1 and steps >= s.split_k
+        and tile.tiles(spec, s) * s.split_k <= tile.clustered(spec.topology.sm_share, s.split_k)
         and (tile.small_m(spec) or tile.partial_bytes(spec, s) <= s.num_stages * tile.stage_bytes(spec, s)))
 
 
