@@ -27,7 +27,7 @@ def test_names_are_those_that_make_sense() -> None:
     assert names_for(gemm_rs(on=REAL)) == (*product, "nccl+cublas")
     assert names_for(gemm_rs()) == product  # a scale model
     for on in (SHARED, REAL):
-        assert names_for(gemm_rs(on=on, out="Partial")) == product
+        assert names_for(gemm_rs(on=on, out="Partial")) == ("compute_only",)
     for spec in (gemm_rs(on=SHARED), reduction(on=SHARED), ag_gemm(on=REAL)):
         check_names(spec, names_for(spec))
         assert set(names_for(spec)) <= set(NAMES)
