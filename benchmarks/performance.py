@@ -1,0 +1,114 @@
+"""docs/performance.md from the committed results: every table headed by its source, rows that lose first.
+
+python benchmarks/performance.py          # writes docs/performance.md
+python benchmarks/performance.py --check  # exit 1 where it is not what the results say
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "performance.md"
+TITLES = {
+    "gemm": "Products of one rank, whole GPU, beside torch.mm",
+    "gemm_small_m": "Decode sizes, weights not in L2, beside torch.mm",
+    "fused_ag_gemm": "ag_gemm on ranks that share one GPU",
+    "fused_gemm_rs": "gemm_rs on ranks that share one GPU",
+    "fused_gemm_ar": "gemm_ar on ranks that share one GPU",
+    "all_reduce_small": "Small all_reduce on ranks that share one GPU",
+    "overlap": "Hidden communication in the scale model",
+}
+INTRODUCTION = """# Performance
+
+Written by `python benchmarks/performance.py` from `benchmarks/results`, which hold every sample, the command and the
+environment. Ratios are the peer's time over ours: above 1 we are faster. Both sides are measured in one run, round by
+round, in CUDA graphs behind barriers on the GPU, on random data; schedules are found by the tuner. Losses come first.
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    given = parser.parse_args()
+    page = "\n".join([INTRODUCTION, *_several_gpus(), *(line for name in TITLES for line in _table(name))]).rstrip() + "\n"
+    if given.check:
+        if not PAGE.exists() or PAGE.read_text() != page:
+            print(f"{PAGE.relative_to(ROOT)} is not what the results say: run python benchmarks/performance.py")
+            return 1
+        return 0
+    PAGE.write_text(page)
+    print(f"{PAGE.relative_to(ROOT)}: {page.count(chr(10))} lines")
+    return 0
+
+
+def _read(name: str) -> dict[str, Any] | None:
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _source(result: Mapping[str, Any], source: str) -> list[str]:
+    machine = result["environment"]
+    known = [key for key in ("gpu", "driver", "cuda", "torch", "power_cap_w") if key in machine]
+    facts = ", ".join(f"{key} {machine[key]}" for key in known)
+    return [f"Source: `{source}`. `{result['command']}`; {facts}.", ""]
+
+
+def _several_gpus() -> Iterator[str]:
+    """What real links gave."""
+    result = _read("several_gpus")
+    if result is None:
+        return
+    tuned = result["parts"]["tune"]["workloads"]
+    rows = [(name, found) for name, found in tuned.items() if found.get("raced_us")]
+    peers = list(dict.fromkeys(peer for _, found in rows for peer in found["over_ours"]))
+    yield f"## {result['world']} GPUs with real links"
+    yield ""
+    yield from _source(result, result["source"])
+    yield "| workload | ours, us | " + " | ".join(peers) + " | schedule |"
+    yield "|---" * (len(peers) + 3) + "|"
+    for name, found in sorted(rows, key=lambda row: min(v for k, v in row[1]["over_ours"].items() if k != "compute_only")):
+        ratios = [f"{found['over_ours'][peer]:.2f}" if peer in found["over_ours"] else "" for peer in peers]
+        ours = min(found["raced_us"]["tilescale"], *(found["raced_us"][key] for key in (found["raced"],)))
+        yield f"| {name} {found['label'].split(' ', 1)[1]} | {ours:.1f} | {' | '.join(ratios)} | {found['raced']} |"
+    yield ""
+    yield "`compute_only` is no peer but a bound: the product alone, without any communication."
+    yield ""
+
+
+def _table(name: str) -> Iterator[str]:
+    result = _read(name)
+    if result is None:
+        return
+    rows = [row for row in result["rows"] if "ratio" in row]
+    if not rows:
+        return
+    yield f"## {TITLES[name]}"
+    yield ""
+    yield from _source(result, rows[0].get("source", "measured"))
+    yield f"Geometric mean {result['geomean_ratio']:.3f}, worst row {result['min_ratio']:.3f}, {len(rows)} rows."
+    yield ""
+    extra = [key for key in ("of_read", "hidden") if any(key in row for row in rows)]
+    yield "| workload | ours, us | peer, us | ratio | " + "".join(f"{key} | " for key in extra) + "peer | schedule |"
+    yield "|---" * (6 + len(extra)) + "|"
+    for row in sorted(rows, key=lambda row: row["ratio"]):
+        more = "".join(f"{row.get(key, '')} | " for key in extra)
+        yield (f"| {_label(row)} | {row['ours_us']:.1f} | {row['theirs_us']:.1f} | {row['ratio']:.3f} | {more}"
+               f"{row['peer']} | {row['schedule']} |")
+    yield ""
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    if "label" in row:
+        return str(row["label"])
+    sizes: Sequence[Any] = [row[key] for key in ("m", "n", "k") if key in row]
+    return f"{row.get('layer', '')} {'x'.join(map(str, sizes))}".strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
