@@ -10,6 +10,6 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_the_page_is_that_of_the_results() -> None:
-    done = subprocess.run([sys.executable, "benchmarks/performance.py", "--check"], cwd=ROOT, capture_output=True, text=True,
-                          check=False)
+    command = [sys.executable, "benchmarks/performance.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
