@@ -18,9 +18,9 @@ from tilescale.schedules import space as space_module
 from tilescale.schedules.constraints import Constraint
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import Space
-from tilescale.spec.op import Spec, redistribute
+from tilescale.spec.op import Spec, moe_dispatch, redistribute
 from tilescale.spec.tensor import Dim, Tensor
-from tilescale.spec.views import FullRow, Partial
+from tilescale.spec.views import FullRow
 from tilescale.tuner.progress import Progress
 from tilescale.tuner.strategy import STRATEGIES
 from tilescale.tuner.tune import tune
@@ -314,9 +314,9 @@ def test_a_wrong_budget_is_refused(options: dict[str, object]) -> None:
 
 
 def test_specs_that_cannot_be_tuned_are_refused_with_a_remedy() -> None:
-    scattered = redistribute(Tensor((4096, 8192), "bfloat16", Partial), FullRow, SPEC.topology)
-    with pytest.raises(SpecError, match="reduce_scatter has kernels"):
-        tune(scattered, runner=fake())
+    routed = moe_dispatch(Tensor((4096, 8192), "bfloat16", FullRow), 16, 2, SPEC.topology)
+    with pytest.raises(SpecError, match="moe_dispatch has kernels"):
+        tune(routed, runner=fake())
     gathered = redistribute(Tensor((Dim("M", 1, 4096), 64), "bfloat16", FullRow), "Replicate", SPEC.topology)
     with pytest.raises(SpecError, match=r"spec.bind\(M=4096\)"):
         tune(gathered, runner=fake())
