@@ -24,6 +24,8 @@ FRAGMENTS: dict[str, tuple[str, str]] = {
                                "grid_go(); tma_load_2d(out, from, bar, 0, 0);"),
     "cluster_meets": ("mb_init(bar, 1); mb_fence_init(); cluster_sync(); cluster_mb_arrive(bar, 1); cluster_sync();",
                       "mb_init(bar, 1); mb_fence_init(); cluster_sync(); cluster_mb_arrive(bar, 1);"),
+    "staged_fence": ("u32 x = pack2<Bf16>(1, 2); fence_async_smem(); warp_sync(); tma_store_3d(out, from, 0, 0, 0);",
+                     "u32 x = pack2<Bf16>(1, 2); warp_sync(); fence_async_smem(); tma_store_3d(out, from, 0, 0, 0);"),
     "alias_fence": ("multimem_store<Bf16>(out, v); fence_alias(); load(from);",
                     "multimem_store<Bf16>(out, v); load(from);"),
     "one_fence": ("store(out, 1); sync(); fence_system(); signal_add(counter, 1); signal_add(counter, 2);",
