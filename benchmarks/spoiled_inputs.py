@@ -50,7 +50,7 @@ def chosen() -> dict[str, tuple[Any, Any]]:
 
 
 class Iterations:
-    """One rank's side: `call(a, out)` enqueues the operation, `delay(ms)` holds the stream. Counts elements on the device."""
+    """One rank's side: `call(a, out)` enqueues the operation, `delay(ms)` holds the stream. Counts lie on the device."""
 
     def __init__(self, torch: Any, rank: int, a: Any, call: Callable[[Any, Any], None], delay: Callable[[float], None],
                  world: int = RANKS) -> None:
@@ -221,12 +221,14 @@ def result_of(labels: dict[str, str], lines: list[dict[str, Any]], iterations: i
         mine = [line for line in lines if line["name"] == name]
         elements = SHAPE[0] * SHAPE[1]
         rows[name] = {
-            "schedule": label, "ranks": len(mine), "nan": sum(m["nan"] for m in mine), "stale": sum(m["stale"] for m in mine),
+            "schedule": label, "ranks": len(mine),
+            "nan": sum(m["nan"] for m in mine), "stale": sum(m["stale"] for m in mine),
             "control_seen": len(mine) == RANKS and all(m["control_nan"] == elements for m in mine),
             "seconds": round(max((m["seconds"] for m in mine), default=0.0), 2),
         }
     return {
-        "spec": f"all_reduce {SHAPE[0]}x{SHAPE[1]} bfloat16", "ranks": RANKS, "iterations": iterations, "late_ms": LATE_MS,
+        "spec": f"all_reduce {SHAPE[0]}x{SHAPE[1]} bfloat16",
+        "ranks": RANKS, "iterations": iterations, "late_ms": LATE_MS,
         "nan": sum(row["nan"] for row in rows.values()), "stale": sum(row["stale"] for row in rows.values()),
         "complete": bool(rows) and all(row["control_seen"] for row in rows.values()), "schedules": rows,
     }

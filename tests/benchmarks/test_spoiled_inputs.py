@@ -71,7 +71,8 @@ def test_the_schedules_are_proved_ones_of_every_kind(script: Any) -> None:
     from tilescale.schedules.verify import verify
 
     found = script.chosen()
-    assert {f"{a} {d} {o}" for a in ("one_shot", "two_shot") for d in ("push", "pull") for o in ("none", "fused")} <= set(found)
+    kinds = {f"{a} {d} {o}" for a in ("one_shot", "two_shot") for d in ("push", "pull") for o in ("none", "fused")}
+    assert kinds <= set(found)
     assert "one_shot pull none in place" in found
     for spec, schedule in found.values():
         assert verify(lower(spec, schedule)).ok

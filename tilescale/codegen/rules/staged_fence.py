@@ -18,7 +18,7 @@ def judge(facts: Facts, event: Event) -> tuple[Facts, str]:
     if event.name in ("warp_sync", "sync", "named_barrier") and FENCED in facts:
         return frozenset(), ""
     if event.name in STORES and WRITTEN in facts:
-        return facts, "a tensor store reads shared memory that threads wrote, without their proxy fences and a barrier between"
+        return facts, "a tensor store reads what threads wrote to shared memory without their proxy fences and a barrier"
     return facts, ""
 
 
