@@ -45,7 +45,7 @@ lint: .venv/.ready-test
 
 # Figures that need no GPU; the last line of each is one JSON object.
 bench-proof: .venv/.ready-test
-	$(BIN)/python benchmarks/proof/bench_proof.py
+	$(BIN)/python benchmarks/proof/bench_proof.py --list benchmarks/proof/equivalent.txt -o benchmarks/results/proof.json
 
 bench-perfdb: .venv/.ready-test
 	$(BIN)/python benchmarks/database/bench_perfdb.py -o benchmarks/results/perfdb.json

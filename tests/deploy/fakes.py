@@ -103,11 +103,11 @@ def on_all_ranks(world: int, act: Callable[[int], T]) -> list[T]:
 
 
 class Group:
-    """A program, by default that of the schedule, prepared on all ranks of a fake machine."""
+    """A program, by default that of the schedule, prepared on all ranks of a fake machine, a new one unless given."""
 
     def __init__(self, spec: Spec, schedule: Schedule, seed: int = 0, program: Program | None = None,
-                 **options: Any) -> None:
-        self.spec, self.machine = spec, Machine(seed)
+                 machine: Machine | None = None, **options: Any) -> None:
+        self.spec, self.machine = spec, machine or Machine(seed)
         self.program = program or emit(spec, schedule)
         self.drivers = [FakeDriver(self.machine, rank) for rank in range(spec.world)]
         self.meeting = Meeting(spec.world)

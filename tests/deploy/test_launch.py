@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tilescale.codegen.program import Slot
 from tilescale.deploy.driver import DriverError, Matrix
 from tilescale.deploy.launch import OperationFailed
 from tilescale.errors import BundleError
+from tilescale.schedules.schedule import Schedule
 
 CALLS = 3
 
@@ -74,6 +76,41 @@ def test_every_kind_of_schedule_computes_from_its_argument_bytes(spec, schedule)
         assert torch.equal(out.float(), want.to(out.dtype).float())
     group.all(lambda operation: operation.check(7))
     assert {operation.calls for operation in group.ranks} == {CALLS}
+
+
+def test_b6_a_schedule_of_smaller_tiles_gets_a_workspace_of_its_own_and_nothing_lies_behind_the_counters():
+    """B6: M=2048 in chunks of 128 rows, then of 64 and twice the counters, in turn and in flight together."""
+    spec = ag_gemm(2, rows=1024)
+    machine, groups = None, []
+    for chunk_rows in (128, 64):
+        schedule = Schedule(overlap="fused", compute="generated", chunk_rows=chunk_rows, depth=2, num_comm_blocks=4,
+                            block_m=64, block_n=128, block_k=64, num_stages=3, raster_group=8)
+        groups.append(Group(spec, schedule, seed=chunk_rows, machine=machine))
+        machine = groups[0].machine
+    coarse, fine = (group.program.counters for group in groups)
+    assert fine > coarse
+    taken = []
+    for group in groups:
+        program = group.program
+        behind = program.counters_offset + 4 * program.counters
+        room = min(placed.offset for placed in program.placed) - behind
+        assert room > 0
+        for operation in group.ranks:
+            memory = operation.workspace.memory
+            taken.append((memory.own, memory.own + memory.size))
+            assert memory.size >= program.workspace_bytes
+            machine.at(memory.own + behind, room)[:] = b"\xc5" * room
+    assert all(a[1] <= b[0] for a, b in pairwise(sorted(taken)))
+    pending = [pair for _ in range(CALLS) for group in groups for pair in _call(group)]
+    machine.run()
+    for out, want in pending:
+        assert torch.equal(out.float(), want.to(out.dtype).float())
+    for group in groups:
+        program = group.program
+        behind = program.counters_offset + 4 * program.counters
+        room = min(placed.offset for placed in program.placed) - behind
+        for operation in group.ranks:
+            assert bytes(machine.at(operation.workspace.memory.own + behind, room)) == b"\xc5" * room
 
 
 @pytest.mark.parametrize("order", ["row", "col"])

@@ -33,7 +33,7 @@ def plan_reason(name: str, plan: Plan, mutant: Mutant) -> str:
             return "each block copies on what it has added up itself: a role shares equal sizes alike"
     if mutant.kind == "wait one short" and isinstance(step, Wait) and ends_with(plan, mutant.rank, step):
         return "nothing is read behind it: it keeps calls apart, and all blocks but one say as much as all"
-    if mutant.kind in ("duplicate signal", "signal of another value") and isinstance(step, Signal):
+    if mutant.kind in ("duplicate signal", "signal of another value") and isinstance(step, Signal):  # noqa: SIM102
         if step.rank == mutant.rank and own_sum(plan, mutant.rank, step.counter):
             return "the wait for it needs no signal: each block copies on what it has added up itself"
     if mutant.kind == "launch that starts too early":

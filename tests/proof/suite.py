@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from equivalents import plan_reason
-from families import FUSED, plans
+from families import FEW, FUSED, LOCAL, ONE_SHOT, PLAIN, SCATTER, SPLIT, TWO_SHOT, plans
 from plan_mutants import Mutant, mutants
-from support import ag_gemm, all_gather
+from support import ag_gemm, all_gather, gemm_rs, reduction
 from text_mutants import TextMutant, text_mutants
 
 from tilescale.codegen.emit import emit
@@ -50,7 +50,32 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
         ag_gemm((400, 562, 152), 2, out_dtype="float32", on=_ON),
         replace(FUSED, chunk_rows=128, **_LARGE),
     ),
+    "sum": (reduction((182, 1032), 2, on=_ON), replace(_COPY, **ONE_SHOT, **PLAIN)),
+    "sum handed out": (reduction((182, 1032), 2, on=_ON), replace(_COPY, direction="pull", **TWO_SHOT)),
+    "sum of floats": (reduction((122, 516), 2, dtype="float32", on=_ON), replace(_COPY, **ONE_SHOT, **PLAIN)),
+    "sum of three": (reduction((37, 136), 3, on=Topology.shared_gpu(ranks=3)), replace(_COPY, **ONE_SHOT, **PLAIN)),
+    "sum of odd sizes": (reduction((75, 77), 2, to=FullRow, on=_ON), replace(_COPY, depth=1, chunk_rows=0, overlap="none")),
+    "scatter": (gemm_rs((208, 304, 304), 2, on=_ON), SCATTER),
+    "scatter large": (
+        gemm_rs((400, 304, 304), 2, order="col", on=_ON), replace(SCATTER, chunk_rows=128, **_LARGE)),
+    "parts": (gemm_rs((208, 304, 304), 2, on=_ON), FUSED),
+    "parts pulled": (
+        gemm_rs((400, 304, 304), 2, order="col", on=_ON),
+        replace(FUSED, direction="pull", chunk_rows=128, depth=1, num_comm_blocks=0, **_LARGE)),
+    "odd columns of floats": (
+        ag_gemm((144, 302, 72), 2, out_dtype="float32", on=_ON), replace(FUSED, overlap="chunked", num_comm_blocks=2)),
+    "product": (gemm_rs((304, 304, 816), 2, out="Partial", on=_ON), LOCAL),
+    "product in clusters": (
+        gemm_rs((304, 304, 816), 2, out="Partial", on=_ON), replace(LOCAL, block_m=128, cluster_m=2)),
+    "product in clusters, col": (
+        gemm_rs((304, 304, 816), 2, out="Partial", order="col", on=_ON), replace(LOCAL, block_m=64, cluster_m=2)),
+    "shared contraction": (gemm_rs((304, 304, 816), 2, out="Partial", out_dtype="float32", on=_ON), SPLIT),
+    "few rows": (gemm_rs((13, 304, 816), 2, out="Partial", order="col", on=_ON), FEW),
+    "few rows of odd columns": (
+        gemm_rs((13, 302, 816), 2, out="Partial", order="col", on=_ON), replace(FEW, split_k=1)),
 }
+# Schedules whose kernels the rules walk for every mutant, besides those that run it: all roles, and the fused one.
+RULED = ("tma small", "sum", "fused pull")
 ADVERSARIES = ("lazy", "random", "eager", "random", "lazy", "random")
 TIMEOUT_S = 60.0
 STEP_LIMIT = 3_000_000
@@ -108,13 +133,13 @@ def catch(mutant: TextMutant, folder: Path, seeds: int = len(ADVERSARIES)) -> st
     include = folder / "include"
     shutil.copytree(INCLUDE, include)
     (include / "tilescale" / mutant.header).write_text(mutant.text)
-    kernels = [kernel for name in RUNS for kernel in emit(*RUNS[name]).kernels]
-    try:
-        violations = check_kernels(kernels, include)
-    except CompileError:
-        return "rule: unreadable text"
-    if violations:
-        return f"rule: {violations[0].rule}"
+    for name in dict.fromkeys((*RULED, *mutant.runs)):
+        try:
+            violations = check_kernels(emit(*RUNS[name]).kernels, include)
+        except CompileError:
+            return "rule: unreadable text"
+        if violations:
+            return f"rule: {violations[0].rule}"
     for name in mutant.runs:
         for first in range(0, seeds, 3):
             caught = _emulated(name, include, ADVERSARIES[first : first + 3], first)

@@ -16,7 +16,6 @@ from tilescale.runtime.emulate import Conditions, Run, emulate
 from tilescale.runtime.emulator import run_isolated
 from tilescale.runtime.scaled import scaled
 from tilescale.schedules.lower import lower
-from tilescale.schedules.reuse import check_reuse
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import space
 from tilescale.schedules.verify import verify
@@ -114,20 +113,7 @@ def test_eight_calls_across_the_wrap(name: str, first: int) -> None:
     assert emulation.ok, emulation.report
 
 
-# -- B6: a workspace that was made for another schedule ----------------------------------------------------------------
-def test_a_workspace_is_not_used_by_another_schedule() -> None:
-    spec = ag_gemm((2048, 1024, 512), 4)
-    coarse, fine = (lower(spec, replace(FUSED, chunk_rows=rows)) for rows in (128, 64))
-    refused = check_reuse(coarse, fine)
-    assert refused is not None
-    assert refused.rule == "workspace"
-    assert f"{coarse.counters} counters, not {fine.counters}" in str(refused)
-    assert check_reuse(fine, lower(spec, replace(FUSED, chunk_rows=64, block_n=256))) is None
-    more = check_reuse(fine, lower(spec, replace(FUSED, chunk_rows=64, num_comm_blocks=8)))
-    assert more is not None
-    assert "grew by 2 a call and would grow by 4" in more.message
-
-
+# -- B6: a workspace that was made for another schedule (tests/deploy/test_launch.py: every operation has its own) -------
 class Cramped(Run):
     """A run in the counters of a coarser schedule, with a canary behind them."""
 

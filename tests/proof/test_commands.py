@@ -12,6 +12,7 @@ from handmade import drop, edit, find
 from typer.testing import CliRunner
 
 from tilescale.cli import app
+from tilescale.codegen import rules
 from tilescale.runtime import emulate as emulating
 from tilescale.runtime import replay_file
 from tilescale.schedules import lower as lowering
@@ -33,14 +34,28 @@ def test_every_shipped_recipe_on_other_worlds(tilescale: Any) -> None:
     done = tilescale("verify", "--all", "--worlds", "2,3", "--limit", "2", "--no-cache")
     assert done.exit_code == 0, done.output
     assert "mlp_up_8192 w3 (M 8192 as 8208, N 28672 as 28680): 2 of 2 schedules proved" in done.output
-    assert done.output.count("2 of 2 schedules proved") == 16
+    workloads = sum(path.read_text().count("[[workload]]") for path in (ROOT / "recipes").rglob("*.toml"))
+    assert done.output.count("2 of 2 schedules proved") == 2 * workloads
+    assert "kernel texts and the device library: 0 break a static rule" in done.output
 
 
 def test_a_workload_on_a_world(tilescale: Any) -> None:
     done = tilescale("verify", RECIPE, "-w", "decode_64x8192", "--worlds", "8", "--limit", "3", "--json")
     assert done.exit_code == 0, done.output
-    (facts,) = json.loads(done.stdout)["workloads"]
+    said = json.loads(done.stdout)
+    (facts,) = said["workloads"]
     assert (facts["name"], facts["proved"], facts["counterexample"]) == ("decode_64x8192 w8", 3, None)
+    assert said["rules"]["violations"] == []
+    assert said["rules"]["texts"] > 0
+
+
+def test_a_text_that_breaks_a_rule_is_told_with_its_place(tilescale: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = [(name, text.replace("fence_system();", "")) for name, text in rules.library_text(rules.INCLUDE)]
+    monkeypatch.setattr(rules, "library_text", lambda include: tuple(broken))
+    done = tilescale("verify", RECIPE, "-w", "decode_64x8192", "--limit", "3", "--no-cache")
+    assert done.exit_code == 1
+    assert "3 of 3 schedules proved" in done.output
+    assert "fence_before_signal: a signal follows stores without a system fence between (comm.cuh:" in done.output
 
 
 @pytest.mark.parametrize("words", [("--worlds", "two"), ("--worlds", "9"), ("--worlds", "2", "-w", "nobody")])

@@ -15,8 +15,8 @@ from pathlib import Path
 from tilescale.codegen.host.build import INCLUDE
 
 # Lines of these functions run in the scale model alone, in time that the emulator does not model.
-PACED = ("walk_links", "reserve_links", "pace_step", "links_of")
-HEADERS = ("comm.cuh", "copy.cuh", "gemm.cuh", "kernels.cuh")
+PACED = ("walk_links", "reserve_links", "pace_step", "links_of", "next_store", "drain")
+HEADERS = ("comm.cuh", "copy.cuh", "gemm.cuh", "gemm_store.cuh", "kernels.cuh", "share.cuh", "small_m.cuh", "sum.cuh")
 
 
 @dataclass(frozen=True)
@@ -34,24 +34,27 @@ class TextMutant:
 
 # Lost statements, by what is lost.
 LOST: dict[str, str] = {
-    "lost fence": "fence_system|fence_async_global|mb_fence_init|wg_fence",
-    "lost block barrier": "sync",
+    "lost fence": "fence_system|fence_async_global|fence_async_smem|mb_fence_init|wg_fence|grid_wait",
+    "lost block barrier": "sync|named_barrier|warp_sync",
+    "lost meeting of a cluster": "cluster_sync",
     "lost signal": "signal_add|signal_step",
     "lost wait": "wait_step|barrier_wait|bulk_wait|bulk_wait_read|wg_wait|pause_until",
     "lost commit": "bulk_commit|wg_commit",
-    "lost arrival": "mb_arrive|mb_expect",
-    "lost copy": "bulk_load|bulk_store|tma_load_3d|tma_load_2d|load_next|load_stage",
-    "lost product": "wgmma|multiply_stage",
-    "lost store": "store|store_tile|store_pair",
+    "lost arrival": "mb_arrive|mb_expect|cluster_mb_arrive|release",
+    "lost copy": "bulk_load|bulk_store|tma_load_3d|tma_load_2d|tma_load_2d_multicast|load_next|load_stage|load_b",
+    "lost product": "wgmma|multiply_stage|multiply_tile|small_multiply",
+    "lost store": "store|store_pair|store_four|store_chunk|store_chunks|store_registers|tma_store_3d|put_partial|small_put",
+    "lost sum": "sum_units|sum_step|sum_tile|reduce_partials",
     "lost setting up": "mb_init",
     "lost end of a call": "finish",
     "lost move of the ring": r"ring\.next",
 }
 REPEATED: dict[str, str] = {
     "repeated signal": "signal_add|signal_step",
-    "repeated arrival": "mb_arrive|mb_expect",
-    "repeated product": "multiply_stage",
-    "repeated copy": "bulk_load|load_next|load_stage",
+    "repeated arrival": "mb_arrive|mb_expect|cluster_mb_arrive|release",
+    "repeated product": "multiply_stage|small_multiply",
+    "repeated copy": "bulk_load|load_next|load_stage|load_b",
+    "repeated move of the ring": r"ring\.next",
 }
 
 # Lost statements that change nothing, with the reason; those of edits.toml say so there.
@@ -103,7 +106,7 @@ def _mutant(kind: str, header: str, text: str, place: str, changed: str, at: int
 
 
 def _function(text: str, at: int) -> str:
-    names = re.findall(r"^(?:template <[^\n]*>\s*|  )?TS_DEV [^\n(]*?(\w+)\(", text[:at], re.MULTILINE)
+    names = re.findall(r"^(?:template <[^\n]*>\s*|  )?(?:static )?TS_DEV [^\n(]*?(\w+)\(", text[:at], re.MULTILINE)
     return names[-1] if names else ""
 
 
@@ -126,10 +129,38 @@ def _statements(text: str, names: str) -> Iterator[tuple[str, int, int]]:
             yield " ".join(text[found.start() : end].split()), found.start(), end + 1
 
 
+# Schedules that execute a function, by header; "": its other functions.
+_TILES = ("gemm", "row", "fp32 large", "odd columns", "product", "scatter large")
+_STAGED = ("parts", "parts pulled", "product", "fp32 large")
+_FEW = ("few rows", "few rows of odd columns")
+_SUMS = ("sum", "sum of floats", "sum of odd sizes", "sum of three", "sum handed out", "scatter")
+_CLUSTERS = ("product in clusters", "product in clusters, col")
+RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
+    "copy.cuh": {
+        "copy_by_tma": ("tma", "tma small"), "": ("copy", "copy behind", "fused pull", "sum handed out", "sum of three")},
+    "gemm.cuh": {
+        "gemm_producer": ("fused pull", "gemm", "parts"), "load_b": (*_CLUSTERS, "row", "gemm"),
+        "load_stage": ("gemm", *_CLUSTERS), "release": (*_CLUSTERS, "gemm"), "for_tiles": (*_CLUSTERS, *_TILES),
+        "k_range": ("shared contraction",), "sum_tile": ("shared contraction",),
+        "gemm_consumer": ("parts", "parts pulled", "scatter", "scatter large", "shared contraction"),
+        "gemm_role": ("gemm", *_CLUSTERS, "shared contraction"), "": _TILES},
+    "gemm_store.cuh": {
+        "put_partial": ("shared contraction",), "reduce_partials": ("shared contraction",),
+        "sum_parts": ("shared contraction", "few rows"), "store_four": ("shared contraction", *_FEW),
+        "store_pair": ("odd columns", "odd columns of floats", *_FEW), "store_registers": ("odd columns",),
+        "copy_chunk": ("scatter", "scatter large"), "store_chunk": (*_STAGED, "scatter"),
+        "store_rows": (*_STAGED, "odd columns"), "": _STAGED},
+    "share.cuh": {"": ("copy", "tma", "sum")},
+    "small_m.cuh": {"": _FEW},
+    "sum.cuh": {"": _SUMS},
+}
+_OTHERS = ("fused pull", "gemm", "tma", "parts")
+
+
 def _runs(header: str, function: str, place: str) -> tuple[str, ...]:
-    if header == "copy.cuh":
-        tma = function in ("copy_by_tma", "load_next") or "tma" in place or "mb_" in place or "pipe" in place
-        return ("tma", "tma small") if tma else ("copy", "copy behind", "fused pull")
-    if header == "gemm.cuh":
-        return ("fused pull", "gemm") if function == "gemm_producer" else ("gemm", "row", "fp32 large", "odd columns")
-    return ("fused pull", "gemm", "tma")
+    if header == "copy.cuh" and (function == "load_next" or any(word in place for word in ("tma", "mb_", "pipe"))):
+        function = "copy_by_tma"
+    if header == "kernels.cuh" and "small" in place:
+        return _FEW
+    known = RUNS_OF.get(header, {})
+    return known.get(function, known.get("", _OTHERS))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
+from tilescale.codegen.maps import stored_buffer
 from tilescale.codegen.program import Kernel
 from tilescale.schedules import tile
+from tilescale.schedules.gather import SIGNAL_THREADS
 from tilescale.schedules.lower import WINDOW_ROWS
-from tilescale.schedules.plan import Buffer, Copy, Gemm, Launch, Sum
+from tilescale.schedules.plan import Buffer, Copy, Gemm, Launch, Plan, Role, Sum
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import summed
 from tilescale.schedules.transports import TRANSPORTS
@@ -59,6 +61,15 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
     text = "\n".join(["#include <tilescale/kernels.cuh>", "", "struct Config {", *lines, "};", "",
                       f"TILESCALE_KERNEL({entry}, Config)", ""])
     return Kernel(entry, text, spec.topology.gpu.arch)
+
+
+def texts_of(spec: Spec, schedule: Schedule, plan: Plan) -> tuple[Kernel, ...]:
+    """The kernels of a schedule's program, each once, without its tables."""
+    stored = stored_buffer(plan)
+    launches = [launch for rank in plan.ranks for launch in rank if launch.agent == "blocks"]
+    if link_fs_per_byte(spec) and any(launch.agent == "copy_engine" for rank in plan.ranks for launch in rank):
+        launches.append(Launch("pace", 0, (Role("pace", "blocks", 1, ()),), (), "signal", SIGNAL_THREADS))
+    return tuple(dict.fromkeys(kernel_text(spec, schedule, launch, stored) for launch in launches))
 
 
 def _copying(spec: Spec, schedule: Schedule, launch: Launch) -> dict[str, int | bool]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +14,9 @@ from tilescale.commands.output import FAILED, say, show, show_json
 from tilescale.commands.places import folder_for
 from tilescale.commands.selection import best_predicted, select, spread
 from tilescale.commands.target import AsJson, ScheduleText, Target, takes_targets
+
+if TYPE_CHECKING:
+    from tilescale.schedules.schedule import Schedule
 
 Worlds = Annotated[
     str | None, typer.Option("--worlds", help="Numbers of ranks instead of the recipe's, such as 2,3,4,6,8.")
@@ -30,18 +34,21 @@ def verify(
     cached: Annotated[bool, typer.Option("--cache/--no-cache", help="Use and keep proofs on disk.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Prove plans, or print a counterexample.
+    """Prove plans, or print a counterexample; and judge their kernel texts by the static rules.
 
-    All schedules, or those named. Exit 1 at the first counterexample.
+    All schedules, or those named. Exit 1 at the first counterexample, or where a text breaks a rule.
     """
-    found = []
+    found, texts = [], Texts()
     with Bar() as bar:
         for target in targets:
-            found.append(_verify(target, spread(select(target, schedule), limit), cached, bar))
+            chosen = spread(select(target, schedule), limit)
+            found.append(_verify(target, chosen, cached, bar))
             if found[-1]["counterexample"] is not None:
                 break
+            texts.read(target, chosen, bar)
+    rules = texts.facts()
     if as_json:
-        show_json({"workloads": found})
+        show_json({"workloads": found, "rules": rules})
     for facts in [] if as_json else found:
         if facts["counterexample"] is None:
             proved = f"{facts['proved']} of {facts['schedules']} schedules proved"
@@ -51,8 +58,45 @@ def verify(
                 f"{facts['name']}: counterexample after {facts['proved']} proved, schedule {facts['schedule']}\n"
                 f"{facts['counterexample']}\n{facts['timeline']}".rstrip()
             )
-    if found[-1]["counterexample"] is not None:
+    if not as_json:
+        show(f"{rules['texts']} kernel texts and the device library: {len(rules['violations'])} break a static rule")
+        show("\n".join(rules["violations"]))
+    if found[-1]["counterexample"] is not None or rules["violations"]:
         raise typer.Exit(FAILED)
+
+
+class Texts:
+    """The distinct kernel texts of schedules, judged by the static rules. Nothing is compiled."""
+
+    def __init__(self) -> None:
+        self.digests: set[str] = set()
+        self.violations: set[str] = set()
+
+    def read(self, target: Target, schedules: Sequence[Schedule], bar: Bar) -> None:
+        """Judge the texts that are new. Schedules that share all that decides on texts are emitted once."""
+        from tilescale.codegen.rules import check_kernel
+        from tilescale.codegen.text import texts_of
+        from tilescale.schedules.lower import lower
+
+        known: set[object] = set()
+        for done, schedule in enumerate(schedules):
+            key = _text_knobs(schedule)
+            if key in known:
+                continue
+            known.add(key)
+            bar.update(f"reading {target.name}", done, len(schedules), f"{len(self.digests)} texts")
+            for kernel in texts_of(target.spec, schedule, lower(target.spec, schedule)):
+                if kernel.digest not in self.digests:
+                    self.digests.add(kernel.digest)
+                    self.violations |= {str(violation) for violation in check_kernel(kernel)}
+
+    def facts(self) -> dict[str, Any]:
+        return {"texts": len(self.digests), "violations": sorted(self.violations)}
+
+
+def _text_knobs(schedule: Schedule) -> Schedule:
+    """The schedule with what only tables hold set alike."""
+    return replace(schedule, depth=1, chunk_order="peer_major", num_comm_blocks=min(schedule.num_comm_blocks, 1))
 
 
 def _verify(target: Target, schedules: Sequence[Any], cached: bool, bar: Bar) -> dict[str, Any]:

@@ -75,6 +75,7 @@ class Event:
 
 Judge = Callable[[Facts, Event], tuple[Facts, str]]  # new facts, and what is wrong ("": nothing)
 States = frozenset[State]
+Visit = tuple[str, State, tuple[int, ...]]  # function, the state inside, the lambdas in sight
 NONE: States = frozenset()
 
 
@@ -99,8 +100,10 @@ class Walk:
         self.functions, self.constants, self.judge = functions, constants, judge
         self.found: set[tuple[str, str]] = set()
         self.bound: list[dict[str, Lambda]] = [{}]
-        self.open: dict[tuple[str, State], States] = {}  # calls being walked, with the ends known so far
-        self.recursive: set[tuple[str, State]] = set()
+        self.open: dict[Visit, States] = {}  # calls being walked, with the ends known so far
+        self.recursive: set[Visit] = set()
+        self.known: dict[Visit, States] = {}  # ends of calls that have been walked
+        self.parsed: dict[int, tuple[Tokens, Sequence[Call | Lambda]]] = {}  # by identity, which the tokens keep theirs
 
     def run(self, entry: str, facts: Facts) -> States:
         """Every state at the end of `entry`."""
@@ -200,13 +203,18 @@ class Walk:
     def expression(self, tokens: Tokens, states: States) -> States:
         """The states after all calls in an expression."""
         pending: list[Lambda] = []
-        for item in calls_of(tokens):
+        for item in self._calls(tokens):
             if isinstance(item, Lambda):
                 pending.append(item)
             elif states:
                 states = self._call(item, pending, states)
                 pending = []
         return states
+
+    def _calls(self, tokens: Tokens) -> Sequence[Call | Lambda]:
+        if id(tokens) not in self.parsed:
+            self.parsed[id(tokens)] = (tokens, tuple(calls_of(tokens)))
+        return self.parsed[id(tokens)][1]
 
     def _call(self, call: Call, lambdas: Sequence[Lambda], states: States) -> States:
         name = call.name.text
@@ -255,7 +263,9 @@ class Walk:
 
     def _ends(self, function: Function, inside: State) -> States:
         """The states in which a call ends. One that calls itself alike is walked again until it has no new ends."""
-        key = (function.name, inside)
+        key = (function.name, inside, tuple(id(body) for scope in self.bound for body in scope.values()))
+        if key in self.known:
+            return self.known[key]
         if key in self.open:
             self.recursive.add(key)
             return self.open[key]
@@ -268,6 +278,8 @@ class Walk:
             self.open[key] = found
         del self.open[key]
         self.recursive.discard(key)
+        if not self.recursive:  # else it may rest on what is not known in full yet
+            self.known[key] = found
         return found
 
     # -- conditions ----------------------------------------------------------------------------------------------------
