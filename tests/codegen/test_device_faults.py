@@ -25,8 +25,7 @@ FAULTS: dict[str, tuple[str, str, str, tuple[Spec, Schedule]]] = {
     "signal without wait": ("copy.cuh", "bulk_wait<0>();", "", (all_gather(), TMA)),
     "tile reused before it was read": ("copy.cuh", "bulk_wait_read<1>();", "", (all_gather(), TMA)),
     "stage released before the product": (
-        "gemm.cuh", "wg_wait<0>();\n        if (thread() % 128 == 0) mb_arrive(&empty[ring.stage]);",
-        "if (thread() % 128 == 0) mb_arrive(&empty[ring.stage]);\n        wg_wait<0>();", (ag_gemm(), GEMM)),
+        "gemm.cuh", "wg_wait<1>();", "", (ag_gemm(), GEMM)),
     "stage loaded without waiting": (
         "gemm.cuh", "barrier_wait(call, step, &empty[ring.stage], ring.parity ^ 1u);", "", (ag_gemm(), GEMM)),
     "stage used without waiting": (
@@ -42,8 +41,9 @@ FAULTS: dict[str, tuple[str, str, str, tuple[Spec, Schedule]]] = {
     "share off by one unit": ("copy.cuh", "const u64 each = (units + gang - 1) / gang;",
                               "const u64 each = units / gang;",
                               (all_gather((4092, 3)), replace(TMA, transport="peer_copy"))),
-    "neighbour's rows stored": ("gemm.cuh", "if (r < rows) {", "if (r < rows + 8) {", (ag_gemm(), GEMM)),
-    "tile order of another segment": ("gemm.cuh", "me.gang - step.first_tile % me.gang", "me.gang", (
+    "neighbour's rows stored": ("gemm_store.cuh", "(int)(out.first + row)", "(int)(out.first + row + 8)", (ag_gemm(), GEMM)),
+    "staged results overwritten": ("gemm_store.cuh", "bulk_wait_read<C::store_buffers - 1>();", "", (ag_gemm(), GEMM)),
+    "tile order of another segment": ("gemm.cuh", "gang - step.first_tile % gang", "gang", (
         ag_gemm(), replace(GEMM, block_m=128, chunk_rows=128))),
 }
 HARMLESS = {"tile order of another segment": "which block computes a tile does not change what is computed"}

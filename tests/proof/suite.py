@@ -12,15 +12,17 @@ from pathlib import Path
 from equivalents import plan_reason
 from families import FUSED, plans
 from plan_mutants import Mutant, mutants
-from support import ag_gemm, all_gather
+from product_support import between_two, there_and_back
+from support import ag_gemm, all_gather, local_gemm
 from text_mutants import TextMutant, text_mutants
 
 from tilescale.codegen.emit import emit
 from tilescale.codegen.host.build import INCLUDE
 from tilescale.codegen.rules import check_kernels
 from tilescale.errors import CompileError, EmulationError
-from tilescale.runtime.emulate import prepare
+from tilescale.runtime.emulate import Run, prepare
 from tilescale.runtime.emulator import run_isolated
+from tilescale.runtime.scaled import Scaled
 from tilescale.schedules.plan import Plan
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.verify import verify
@@ -51,6 +53,18 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
         replace(FUSED, chunk_rows=128, **_LARGE),
     ),
 }
+_TILE = Schedule(compute="generated", block_m=128, block_n=112, block_k=64, num_stages=3, raster_group=4)
+_FEW = replace(_TILE, block_m=16, block_n=64, block_k=128)
+RUNS |= {
+    "two consumers": (local_gemm((200, 136, 280)), _TILE),
+    "cluster": (local_gemm((328, 136, 280)), replace(_TILE, cluster_m=2)),
+    "cluster row": (local_gemm((200, 136, 280), order="row"), replace(_TILE, block_m=64, block_n=64, cluster_m=2)),
+    "parts": (local_gemm((200, 90, 536)), replace(_TILE, block_n=64, num_stages=4, split_k=3)),
+    "few rows": (local_gemm((13, 152, 536)), replace(_FEW, split_k=2)),
+    "few rows whole": (local_gemm((13, 16392, 280)), _FEW),
+    "signals": (between_two(), replace(_TILE, block_n=256)),
+}
+PLANS: dict[str, Plan] = {"signals": there_and_back(*RUNS["signals"])}
 ADVERSARIES = ("lazy", "random", "eager", "random", "lazy", "random")
 TIMEOUT_S = 60.0
 STEP_LIMIT = 3_000_000
@@ -108,7 +122,7 @@ def catch(mutant: TextMutant, folder: Path, seeds: int = len(ADVERSARIES)) -> st
     include = folder / "include"
     shutil.copytree(INCLUDE, include)
     (include / "tilescale" / mutant.header).write_text(mutant.text)
-    kernels = [kernel for name in RUNS for kernel in emit(*RUNS[name]).kernels]
+    kernels = [kernel for name in RUNS for kernel in emit(*RUNS[name], PLANS.get(name)).kernels]
     try:
         violations = check_kernels(kernels, include)
     except CompileError:
@@ -126,8 +140,11 @@ def catch(mutant: TextMutant, folder: Path, seeds: int = len(ADVERSARIES)) -> st
 def _emulated(name: str, include: Path, adversaries: tuple[str, ...], first: int) -> str:
     spec, schedule = RUNS[name]
     try:
+        folders = [include, include / "tilescale"]
         runs = [
-            prepare(spec, schedule, first + i, adversary, include_dirs=[include, include / "tilescale"])
+            Run(Scaled(spec, schedule, PLANS[name], False), first + i, adversary, folders)
+            if name in PLANS
+            else prepare(spec, schedule, first + i, adversary, include_dirs=folders)
             for i, adversary in enumerate(adversaries)
         ]
         jobs = [replace(run.job, step_limit=STEP_LIMIT) for run in runs]
@@ -150,7 +167,7 @@ def false_alarms(names: Iterable[str] = RUNS) -> list[str]:
     found = [f"plan {name}: {proof}" for name, plan in plans().items() if not (proof := verify(plan, cache=None)).ok]
     for name in names:
         spec, schedule = RUNS[name]
-        found += [f"rules, {name}: {violation}" for violation in check_kernels(emit(spec, schedule).kernels)]
+        found += [f"rules, {name}: {violation}" for violation in check_kernels(emit(spec, schedule, PLANS.get(name)).kernels)]
         caught = _emulated(name, INCLUDE, ADVERSARIES[:3], 0)
         found += [f"emulator, {name}: {caught}"] if caught else []
     return found

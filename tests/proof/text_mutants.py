@@ -16,7 +16,7 @@ from tilescale.codegen.host.build import INCLUDE
 
 # Lines of these functions run in the scale model alone, in time that the emulator does not model.
 PACED = ("walk_links", "reserve_links", "pace_step", "links_of")
-HEADERS = ("comm.cuh", "copy.cuh", "gemm.cuh", "kernels.cuh")
+HEADERS = ("comm.cuh", "copy.cuh", "gemm.cuh", "gemm_store.cuh", "kernels.cuh", "small_m.cuh")
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,15 @@ class TextMutant:
 
 # Lost statements, by what is lost.
 LOST: dict[str, str] = {
-    "lost fence": "fence_system|fence_async_global|mb_fence_init|wg_fence",
-    "lost block barrier": "sync",
+    "lost fence": "fence_system|fence_async_global|fence_async_smem|mb_fence_init|wg_fence",
+    "lost block barrier": "sync|cluster_sync|warp_sync|named_barrier",
     "lost signal": "signal_add|signal_step",
     "lost wait": "wait_step|barrier_wait|bulk_wait|bulk_wait_read|wg_wait|pause_until",
     "lost commit": "bulk_commit|wg_commit",
-    "lost arrival": "mb_arrive|mb_expect",
-    "lost copy": "bulk_load|bulk_store|tma_load_3d|tma_load_2d|load_next|load_stage",
-    "lost product": "wgmma|multiply_stage",
-    "lost store": "store|store_tile|store_pair",
+    "lost arrival": "mb_arrive|cluster_mb_arrive|mb_expect",
+    "lost copy": "bulk_load|bulk_store|tma_load_3d|tma_load_2d|tma_load_2d_multicast|load_next|load_stage|load_b",
+    "lost product": "wgmma|multiply_stage|small_multiply",
+    "lost store": "store|store_rows|store_registers|store_pair|store_four|tma_store_3d|stage_chunk|copy_chunk|put_partial|small_put",
     "lost setting up": "mb_init",
     "lost end of a call": "finish",
     "lost move of the ring": r"ring\.next",
@@ -130,6 +130,20 @@ def _runs(header: str, function: str, place: str) -> tuple[str, ...]:
     if header == "copy.cuh":
         tma = function in ("copy_by_tma", "load_next") or "tma" in place or "mb_" in place or "pipe" in place
         return ("tma", "tma small") if tma else ("copy", "copy behind", "fused pull")
+    if header == "small_m.cuh":
+        return ("few rows", "few rows whole")
+    if header == "gemm_store.cuh":
+        by_function = {
+            "store_pair": ("odd columns", "parts"), "store_registers": ("odd columns",), "store_four": ("parts", "few rows"),
+            "copy_chunk": ("signals",), "put_partial": ("parts",), "sum_parts": ("parts", "few rows"),
+            "reduce_partials": ("parts",),
+        }
+        return by_function.get(function, ("gemm", "two consumers", "fp32 large", "signals"))
     if header == "gemm.cuh":
-        return ("fused pull", "gemm") if function == "gemm_producer" else ("gemm", "row", "fp32 large", "odd columns")
+        by_function = {
+            "gemm_producer": ("fused pull", "gemm"), "load_b": ("cluster", "cluster row", "row", "gemm"),
+            "release": ("two consumers", "cluster"), "release_previous": ("gemm", "cluster row"), "sum_tile": ("parts",),
+            "k_range": ("parts",), "gemm_role": ("gemm", "cluster", "parts"), "gemm_consumer": ("signals", "gemm", "parts"),
+        }
+        return by_function.get(function, ("gemm", "row", "fp32 large", "odd columns", "cluster"))
     return ("fused pull", "gemm", "tma")

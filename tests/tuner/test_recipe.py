@@ -103,7 +103,7 @@ MISTAKES = [
     ("no topology", TOPOLOGY, "", RecipeError, "[topology] is a table; got: nothing; add [topology]"),
     ("no workload", WORKLOAD, "", RecipeError, "a recipe has [[workload]] tables; got: none"),
     ("knob", WORKLOAD, WORKLOAD + "[space]\ntransprt = [1]\n", RecipeError, "did you mean 'transport'?"),
-    ("knob value", WORKLOAD, WORKLOAD + "[space]\nblock_m = [96]\n", RecipeError, "block_m is one of 64, 128; got: 96"),
+    ("knob value", WORKLOAD, WORKLOAD + "[space]\nblock_m = [96]\n", RecipeError, "block_m is one of 8, 16, 32, 64, 128, 256; got: 96"),
     ("knob list", WORKLOAD, WORKLOAD + "[space]\nblock_m = 64\n", RecipeError, "gives each knob a list of values"),
     ("tune key", WORKLOAD, WORKLOAD + "[tune]\ntrial = 5\n", RecipeError, "did you mean 'trials'?"),
     ("trials", WORKLOAD, WORKLOAD + "[tune]\ntrials = 0\n", RecipeError, "[tune] trials is an integer from 1; got: 0"),

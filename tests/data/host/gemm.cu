@@ -46,9 +46,9 @@ TS_KERNEL(gemm, 256)(TS_GRID_CONST ts::Arguments args, TS_GRID_CONST Maps maps) 
       const u32 mine = BUG == 4 && t < 32 ? 3 - kk : kk;
       const ts::Descriptor a = ts::advance(ts::desc_k_major(stage), mine * 32);
       if (TRANSPOSED) {
-        ts::wgmma<WIDTH, true, ts::ELEMENT>(acc, a, ts::advance(ts::desc_mn_major(stage + 64 * 128, 64 * 128), kk * 2048));
+        ts::wgmma<WIDTH, true, ts::ELEMENT>(acc, a, ts::advance(ts::desc_mn_major(stage + 64 * 128, 64 * 128), kk * 2048), 1u);
       } else {
-        ts::wgmma<WIDTH, false, ts::ELEMENT>(acc, a, ts::advance(ts::desc_k_major(stage + 64 * 128), kk * 32));
+        ts::wgmma<WIDTH, false, ts::ELEMENT>(acc, a, ts::advance(ts::desc_k_major(stage + 64 * 128), kk * 32), 1u);
       }
     }
     ts::wg_commit();
