@@ -122,7 +122,7 @@ def catch(mutant: TextMutant, folder: Path, seeds: int = len(ADVERSARIES)) -> st
     include = folder / "include"
     shutil.copytree(INCLUDE, include)
     (include / "tilescale" / mutant.header).write_text(mutant.text)
-    kernels = [kernel for name in RUNS for kernel in emit(*RUNS[name], PLANS.get(name)).kernels]
+    kernels = [kernel for name in mutant.runs for kernel in emit(*RUNS[name], PLANS.get(name)).kernels]
     try:
         violations = check_kernels(kernels, include)
     except CompileError:
@@ -167,7 +167,8 @@ def false_alarms(names: Iterable[str] = RUNS) -> list[str]:
     found = [f"plan {name}: {proof}" for name, plan in plans().items() if not (proof := verify(plan, cache=None)).ok]
     for name in names:
         spec, schedule = RUNS[name]
-        found += [f"rules, {name}: {violation}" for violation in check_kernels(emit(spec, schedule, PLANS.get(name)).kernels)]
+        kernels = emit(spec, schedule, PLANS.get(name)).kernels
+        found += [f"rules, {name}: {violation}" for violation in check_kernels(kernels)]
         caught = _emulated(name, INCLUDE, ADVERSARIES[:3], 0)
         found += [f"emulator, {name}: {caught}"] if caught else []
     return found

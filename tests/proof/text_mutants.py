@@ -42,7 +42,8 @@ LOST: dict[str, str] = {
     "lost arrival": "mb_arrive|cluster_mb_arrive|mb_expect",
     "lost copy": "bulk_load|bulk_store|tma_load_3d|tma_load_2d|tma_load_2d_multicast|load_next|load_stage|load_b",
     "lost product": "wgmma|multiply_stage|small_multiply",
-    "lost store": "store|store_rows|store_registers|store_pair|store_four|tma_store_3d|stage_chunk|copy_chunk|put_partial|small_put",
+    "lost store": "store|store_rows|store_registers|store_pair|store_four|tma_store_3d|stage_chunk|copy_chunk|put_partial"
+                  "|small_put",
     "lost setting up": "mb_init",
     "lost end of a call": "finish",
     "lost move of the ring": r"ring\.next",
@@ -134,7 +135,8 @@ def _runs(header: str, function: str, place: str) -> tuple[str, ...]:
         return ("few rows", "few rows whole")
     if header == "gemm_store.cuh":
         by_function = {
-            "store_pair": ("odd columns", "parts"), "store_registers": ("odd columns",), "store_four": ("parts", "few rows"),
+            "store_pair": ("odd columns", "parts"), "store_registers": ("odd columns",),
+            "store_four": ("parts", "few rows"),
             "copy_chunk": ("signals",), "put_partial": ("parts",), "sum_parts": ("parts", "few rows"),
             "reduce_partials": ("parts",),
         }
@@ -142,8 +144,9 @@ def _runs(header: str, function: str, place: str) -> tuple[str, ...]:
     if header == "gemm.cuh":
         by_function = {
             "gemm_producer": ("fused pull", "gemm"), "load_b": ("cluster", "cluster row", "row", "gemm"),
-            "release": ("two consumers", "cluster"), "release_previous": ("gemm", "cluster row"), "sum_tile": ("parts",),
-            "k_range": ("parts",), "gemm_role": ("gemm", "cluster", "parts"), "gemm_consumer": ("signals", "gemm", "parts"),
+            "release": ("two consumers", "cluster"), "release_previous": ("gemm", "cluster row"),
+            "sum_tile": ("parts",), "k_range": ("parts",), "gemm_role": ("gemm", "cluster", "parts"),
+            "gemm_consumer": ("signals", "gemm", "parts"),
         }
         return by_function.get(function, ("gemm", "row", "fp32 large", "odd columns", "cluster"))
     return ("fused pull", "gemm", "tma")

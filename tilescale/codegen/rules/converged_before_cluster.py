@@ -17,4 +17,5 @@ def judge(facts: Facts, event: Event) -> tuple[Facts, str]:
     return facts | ({PARTED} if event.leader else set()), ""
 
 
-RULES.register(Rule("converged_before_cluster", "one thread's work, a barrier of its warp, then the cluster's", judge=judge))
+RULES.register(Rule(
+    "converged_before_cluster", "one thread's work, a barrier of its warp, then the cluster's", judge=judge))
