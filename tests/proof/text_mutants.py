@@ -135,8 +135,8 @@ def _runs(header: str, function: str, place: str) -> tuple[str, ...]:
         return ("few rows", "few rows whole")
     if header == "gemm_store.cuh":
         by_function = {
-            "store_pair": ("odd columns", "parts"), "store_registers": ("odd columns",),
-            "store_four": ("parts", "few rows"),
+            "store_pair": ("odd columns", "parts", "parts fp32"), "store_registers": ("odd columns",),
+            "store_four": ("parts", "few rows", "few rows whole"),
             "copy_chunk": ("signals",), "put_partial": ("parts",), "sum_parts": ("parts", "few rows"),
             "reduce_partials": ("parts",),
         }
