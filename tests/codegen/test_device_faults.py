@@ -42,8 +42,9 @@ FAULTS: dict[str, tuple[str, str, str, tuple[Spec, Schedule]]] = {
     "share off by one unit": ("share.cuh", "const u64 each = (units + gang - 1) / gang;",
                               "const u64 each = units / gang;",
                               (all_gather((4092, 3)), replace(TMA, transport="peer_copy"))),
-    "neighbour's rows stored": ("gemm_store.cuh", "(int)(out.first + row), (int)out.shard",
-                                "(int)(out.first + row + 8), (int)out.shard", (ag_gemm(), GEMM)),
+    "neighbour's rows stored": ("gemm_store.cuh", "(int)(out.first + row)", "(int)(out.first + row + 8)",
+                                (ag_gemm(), GEMM)),
+    "staged results overwritten": ("gemm_store.cuh", "bulk_wait_read<C::store_buffers - 1>();", "", (ag_gemm(), GEMM)),
     "tile order of another segment": ("gemm.cuh", "gang - step.first_tile % gang", "gang", (
         ag_gemm(), replace(GEMM, block_m=128, chunk_rows=128))),
 }

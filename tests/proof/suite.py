@@ -19,8 +19,9 @@ from tilescale.codegen.emit import emit
 from tilescale.codegen.host.build import INCLUDE
 from tilescale.codegen.rules import check_kernels
 from tilescale.errors import CompileError, EmulationError
-from tilescale.runtime.emulate import prepare
+from tilescale.runtime.emulate import Run, prepare
 from tilescale.runtime.emulator import run_isolated
+from tilescale.runtime.scaled import Scaled
 from tilescale.schedules.plan import Plan
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.verify import verify
@@ -151,8 +152,11 @@ def catch(mutant: TextMutant, folder: Path, seeds: int = len(ADVERSARIES)) -> st
 def _emulated(name: str, include: Path, adversaries: tuple[str, ...], first: int) -> str:
     spec, schedule = RUNS[name]
     try:
+        folders = [include, include / "tilescale"]
         runs = [
-            prepare(spec, schedule, first + i, adversary, include_dirs=[include, include / "tilescale"])
+            Run(Scaled(spec, schedule, PLANS[name], False), first + i, adversary, folders)
+            if name in PLANS
+            else prepare(spec, schedule, first + i, adversary, include_dirs=folders)
             for i, adversary in enumerate(adversaries)
         ]
         jobs = [replace(run.job, step_limit=STEP_LIMIT) for run in runs]
@@ -175,7 +179,8 @@ def false_alarms(names: Iterable[str] = RUNS) -> list[str]:
     found = [f"plan {name}: {proof}" for name, plan in plans().items() if not (proof := verify(plan, cache=None)).ok]
     for name in names:
         spec, schedule = RUNS[name]
-        found += [f"rules, {name}: {violation}" for violation in check_kernels(emit(spec, schedule).kernels)]
+        kernels = emit(spec, schedule, PLANS.get(name)).kernels
+        found += [f"rules, {name}: {violation}" for violation in check_kernels(kernels)]
         caught = _emulated(name, INCLUDE, ADVERSARIES[:3], 0)
         found += [f"emulator, {name}: {caught}"] if caught else []
     return found

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import suite
 from plan_mutants import KINDS
-from suite import RUNS, Score, all_text_mutants, false_alarms, plan_mutants, score_plans, score_texts
+from suite import PLANS, RUNS, Score, all_text_mutants, false_alarms, plan_mutants, score_plans, score_texts
 from text_mutants import TextMutant, text_mutants
 
 from tilescale.codegen.emit import emit
@@ -39,7 +39,8 @@ def by_rules(mutant: TextMutant, folder: Path) -> set[str]:
     include = folder / "include"
     shutil.copytree(INCLUDE, include)
     (include / "tilescale" / mutant.header).write_text(mutant.text)
-    return {v.rule for v in check_kernels([k for name in RUNS for k in emit(*RUNS[name]).kernels], include)}
+    kernels = [kernel for name in mutant.runs for kernel in emit(*RUNS[name], PLANS.get(name)).kernels]
+    return {v.rule for v in check_kernels(kernels, include)}
 
 
 # What emulation cannot see, by kind of change: the rule that must.

@@ -107,6 +107,7 @@ template <class C> TS_DEV void small_consumer(const Call& call, const Block& me,
       }
       small_put<C>(acc, sums, warpgroup);
       if constexpr (C::splits) {
+        warp_sync();
         cluster_sync();  // the only tile of these blocks
       } else {
         named_barrier(kConsumersMeet, kThreads);

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from support import local_gemm
+
+from tilescale.costmodel.analytic import predict
+from tilescale.costmodel.product import product_us
+from tilescale.schedules.schedule import Schedule
+
+BASE = Schedule(compute="generated", block_m=128, block_n=256, block_k=64, num_stages=4, raster_group=8)
+
+
+def test_more_work_takes_longer() -> None:
+    small, large = local_gemm((4096, 4096, 4096)), local_gemm((4096, 4096, 8192))
+    assert 1.8 < product_us(large, BASE) / product_us(small, BASE) < 2.0
+
+
+def test_tiles_that_leave_no_wave_half_empty_are_preferred() -> None:
+    spec = local_gemm((4096, 1280, 8192))  # 160 tiles of 128x256 are more than one wave of 132, 128 of 256x160 fill it
+    assert product_us(spec, replace(BASE, block_m=256, block_n=160)) < product_us(spec, BASE)
+
+
+def test_a_contraction_is_shared_where_tiles_are_few_and_it_is_long() -> None:
+    one, four = replace(BASE, block_n=128, num_stages=6), replace(BASE, block_n=128, num_stages=6, split_k=4)
+    few, many = local_gemm((512, 768, 16384)), local_gemm((4096, 4096, 1024))
+    assert product_us(few, four) < product_us(few, one)
+    assert product_us(many, one) < product_us(many, four)
+
+
+def test_weights_are_read_by_enough_blocks() -> None:
+    spec = local_gemm((1, 1280, 8192))
+    one = replace(BASE, block_m=8, block_n=64, block_k=256, num_stages=5, raster_group=4)
+    assert product_us(spec, replace(one, split_k=4)) < product_us(spec, one)
+
+
+def test_the_simulation_of_a_plan_takes_what_the_product_takes() -> None:
+    spec = local_gemm((4096, 4096, 4096))
+    assert 0 < predict(spec, BASE).us - product_us(spec, BASE) < 10
