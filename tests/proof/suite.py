@@ -12,6 +12,7 @@ from pathlib import Path
 from equivalents import plan_reason
 from families import FEW, FUSED, LOCAL, ONE_SHOT, PLAIN, SCATTER, SPLIT, TWO_SHOT, plans
 from plan_mutants import Mutant, mutants
+from product_support import between_two, there_and_back
 from support import ag_gemm, all_gather, gemm_rs, reduction
 from text_mutants import TextMutant, text_mutants
 
@@ -75,6 +76,9 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
     "few rows of odd columns": (
         gemm_rs((13, 302, 816), 2, out="Partial", order="col", on=_ON), replace(FEW, split_k=1)),
 }
+RUNS["signals"] = (between_two(), Schedule(
+    compute="generated", block_m=128, block_n=256, block_k=64, num_stages=3, raster_group=4))
+PLANS: dict[str, Plan] = {"signals": there_and_back(*RUNS["signals"])}
 # Schedules whose kernels the rules walk for every mutant, besides those that run it: all roles, and the fused one.
 RULED = ("tma small", "sum", "fused pull")
 ADVERSARIES = ("lazy", "random", "eager", "random", "lazy", "random")

@@ -38,8 +38,6 @@ FRAGMENTS: dict[str, tuple[str, str]] = {
                            "mb_init(bar, 1); sync(); mb_expect(bar, 16);"),
     "wgmma_fence": ("wg_fence(); wgmma<64, false, Bf16>(acc, a, b); wg_commit(); wg_wait<0>(); store(out, 1);",
                     "wgmma<64, false, Bf16>(acc, a, b); wg_commit(); wg_wait<0>(); store(out, 1);"),
-    "staged_store_fence": ("fence_async_smem(); warp_sync(); tma_store_3d(map, from, 0, 0, 0); bulk_commit();",
-                           "warp_sync(); tma_store_3d(map, from, 0, 0, 0); bulk_commit();"),
     "converged_before_cluster": ("if (thread() == 0) { mb_arrive(bar); } warp_sync(); cluster_sync();",
                                  "if (thread() == 0) { mb_arrive(bar); } cluster_sync();"),
     "bounded_wait": (
