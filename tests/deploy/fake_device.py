@@ -370,7 +370,7 @@ class _Block:
                 pass  # the scale model's clock takes time alone
             elif kind == KIND_GEMM:
                 operand = source + (calls & 1 if value == 2 else 0)
-                self.multiply(operand, size, source_offset, rows, self.slot(target, calls) + target_offset)
+                self.multiply(operand, size & 0xFFFFFFFF, source_offset, rows, self.slot(target, calls) + target_offset)
             yield True
         self.finish(calls)
 

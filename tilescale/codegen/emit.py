@@ -167,10 +167,10 @@ class _Emitter:
         shard, offset = divmod(step.a.offset, self._shard_bytes())
         out_shard, out_offset = divmod(step.out.offset, self._out_shard_bytes())
         return StepRow(
-            KIND_GEMM, number, counter=out_shard, per_call=out_offset // self.plan.goal.output_row_bytes,
-            source=0 if step.a.buffer == "a" else 1, target=self._slot(step.out, rank),
+            KIND_GEMM, number, source=0 if step.a.buffer == "a" else 1, target=self._slot(step.out, rank),
             value=self.versions[step.a.buffer], rows=step.m, source_offset=offset // self.plan.goal.row_bytes,
-            target_offset=step.out.offset, size=shard, first_tile=tiles)
+            target_offset=step.out.offset, size=shard | out_shard << 32, first_tile=tiles,
+            out_row=out_offset // self.plan.goal.output_row_bytes)
 
     def _copy_call(self, rank: int, step: Step) -> CopyCall:
         if not isinstance(step, Copy):

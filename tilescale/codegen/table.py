@@ -35,10 +35,11 @@ class StepRow:
     target_offset: int = 0
     size: int = 0
     first_tile: int = 0
+    out_row: int = 0
 
     def pack(self) -> bytes:
         return STEP.pack(self.kind, self.id, self.source, self.target, self.counter, self.value, self.per_call,
-                         self.rows, self.source_offset, self.target_offset, self.size, self.first_tile, 0)
+                         self.rows, self.source_offset, self.target_offset, self.size, self.first_tile, self.out_row)
 
 
 @dataclass(frozen=True)

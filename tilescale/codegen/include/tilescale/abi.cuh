@@ -18,16 +18,17 @@ struct Step {
   u32 id;          // number of the step in the plan of this rank
   u32 source;      // copy: pointer slot read; signal: rank signalled; gemm: first tensor map of A
   u32 target;      // copy: pointer slot written; gemm: pointer slot of the output; reserve, pace: number of the lane
-  u32 counter;     // signal, wait: the counter. copy, reserve: rank that sends. gemm: shard of the output in its map
+  u32 counter;     // signal, wait: the counter. copy, reserve: rank that sends
   u32 value;       // signal: added by each block; wait: growth wanted in this call. copy, reserve: rank that receives.
                    // gemm: versions of A (1 or 2)
-  u32 per_call;    // wait: growth of the counter in one call. gemm: first row in the shard of the output
+  u32 per_call;    // wait: growth of the counter in one call
   u32 rows;        // gemm: rows of the segment
   u64 source_offset;  // copy: bytes into the slot; gemm: first row of A inside its shard
   u64 target_offset;  // copy: bytes into the slot; gemm: bytes into the output
-  u64 size;        // copy, reserve: bytes; gemm: index of the shard in A's tensor map
+  u64 size;        // copy, reserve: bytes; gemm: index of the shard in A's tensor map; above bit 32 that of the
+                      // shard in the map of the output
   u32 first_tile;  // gemm: number of tiles in the segments before this one
-  u32 reserved;
+  u32 out_row;     // gemm: first row in the shard of the output
 };
 
 // What one block of a launch does.

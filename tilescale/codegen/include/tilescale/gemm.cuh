@@ -210,6 +210,29 @@ TS_DEV void sum_tile(float (&acc)[GemmLayout<C>::subtiles][C::block_n / 2], u8* 
   reduce_partials<C>((const float*)smem, out, tile.m * C::block_m, tile.n * C::block_n, thread() - 128, kConsumers * 128);
 }
 
+// The scale model, for products that are stored at a peer: the stores of a tile take the links behind those of the tile
+// before, and the next tile, or a signal, waits for them. The first thread of a warpgroup keeps the time for all.
+template <class C> struct StoreLink {
+  u64 until = 0;
+
+  TS_DEV void next(const Call& call, const Step& step, TilePosition tile, u32 warpgroup) {
+    constexpr u32 kRows = GemmLayout<C>::subtiles * 64;
+    drain();
+    if (step.counter == step.per_call || thread() % 128u != 0u) return;
+    const u32 row = tile.m * C::block_m + warpgroup * kRows, column = tile.n * C::block_n;
+    const u32 rows = row < step.rows ? (step.rows - row < kRows ? step.rows - row : kRows) : 0u;
+    const u32 columns = call.args->n - column < (u32)C::block_n ? call.args->n - column : (u32)C::block_n;
+    Step charge = step;
+    charge.value = step.per_call;
+    until = reserve_links(call, charge, (u64)rows * columns * OutBytes<typename C::Out>::value);
+  }
+
+  TS_DEV void drain() {
+    link_wait(until);
+    until = 0;
+  }
+};
+
 template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps, const Block& me, u8* smem, u64* full, u64* empty) {
   constexpr int kSubtiles = GemmLayout<C>::subtiles;
   constexpr u32 kMultiply = GemmLayout<C>::consumers * 128;  // threads
@@ -217,25 +240,29 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps,
   Ring<C::num_stages> ring;
   Staging<C> staging{smem + GemmLayout<C>::staging_offset + (thread() / 32 - 4) * Staging<C>::warp_bytes};
   const KRange range = k_range<C>(call);
+  [[maybe_unused]] StoreLink<C> link;
   bool signalled = false;
   for (u32 i = 0; i < me.num_steps; ++i) {
     const Step step = step_of<C>(call, me, i);
     if (step.kind == kWait) continue;
     step_begin(step.id);
     if (step.kind == kSignal) {
+      if constexpr (C::link_clock) link.drain();
       if (!signalled) {
         bulk_wait<0>();  // written, not only read: peers may look at it next
         named_barrier(kConsumersMeet, kMultiply);
       }
       if (thread() % kMultiply == 0) signal_step(call, step, !signalled);
     } else {
-      const OutRows out{call.at(step.target, step.target_offset), step.rows, call.args->n, step.per_call, step.counter};
+      const OutRows out{call.at(step.target, step.target_offset), step.rows, call.args->n, step.out_row,
+                        (u32)(step.size >> 32)};
       for_tiles<C>(call, step, me, [&](TilePosition tile) {
         float acc[kSubtiles][C::block_n / 2];
         multiply_tile<C>(call, step, acc, ring, smem, full, empty, range);
         if constexpr (C::splits) {
           sum_tile<C>(acc, smem, out, tile);
         } else {
+          if constexpr (C::link_clock) link.next(call, step, tile, warpgroup);
 #pragma unroll
           for (int s = 0; s < kSubtiles; ++s)
             store_rows<C>(acc[s], staging, &maps.out, out, tile.m * C::block_m + (warpgroup * kSubtiles + s) * 64,

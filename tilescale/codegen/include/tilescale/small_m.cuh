@@ -42,7 +42,7 @@ template <class C> TS_DEV void small_producer(const Call& call, const Maps& maps
 #pragma unroll
         for (int s = 0; s < C::block_k / 64; ++s)
           tma_load_3d(stage + SmallLayout<C>::b_bytes + s * C::block_m * 128, &maps.a[0], arrived,
-                      (int)(k * C::block_k + s * 64), (int)step.source_offset, (int)step.size);
+                      (int)(k * C::block_k + s * 64), (int)step.source_offset, (int)(u32)step.size);
         ring.next();
       }
     });
