@@ -62,7 +62,7 @@ RUNS |= {
     "parts": (local_gemm((200, 90, 536)), replace(_TILE, block_n=64, num_stages=4, split_k=3)),
     "parts fp32": (local_gemm((104, 89, 536), out_dtype="float32"), replace(_TILE, block_m=64, block_n=64, split_k=2)),
     "few rows": (local_gemm((13, 152, 536)), replace(_FEW, split_k=2)),
-    "few rows whole": (local_gemm((13, 16392, 280), out_dtype="float32"), _FEW),
+    "few rows whole": (local_gemm((13, 16392, 280), out_dtype="float32"), replace(_FEW, block_n=128)),
     "signals": (between_two(), replace(_TILE, block_n=256)),
 }
 PLANS: dict[str, Plan] = {"signals": there_and_back(*RUNS["signals"])}
