@@ -16,7 +16,7 @@ _LAYOUTS = """\
 typedef struct tilescale_step {
   uint32_t kind, id, source, target, counter, value, per_call, rows;
   uint64_t source_offset, target_offset, size;
-  uint32_t first_tile, reserved;
+  uint32_t first_tile, peer;
 } tilescale_step;
 
 /* What one block of a launch does. role: 1 copies, 2 multiplies. */

@@ -134,10 +134,7 @@ template <class C> TS_DEV void small_role(const Call& call, const Maps& maps, co
   }
   sync();
   if (thread() < 128) {
-    if (thread() == 0) {
-      small_producer<C>(call, maps, me, smem, full, empty);
-      finish(call, call.args->last);
-    }
+    if (thread() == 0) small_producer<C>(call, maps, me, smem, full, empty);
     if constexpr (C::splits) {
       warp_sync();
       cluster_sync();  // sums are complete
