@@ -122,11 +122,6 @@ def test_staging_is_written_again_behind_the_store_that_reads_it() -> None:
     assert rules_of(twice("")) == {"staged_fence"}
 
 
-def test_a_warp_comes_whole_to_a_meeting_of_the_cluster() -> None:
-    assert rules_of("if (thread() == 0) { store(out, 1); } warp_sync(); cluster_sync();") == set()
-    assert rules_of("if (thread() == 0) { store(out, 1); } cluster_sync();") == {"cluster_meets"}
-
-
 def test_a_stage_is_released_behind_the_group_in_flight() -> None:
     group = "wg_fence(); wgmma<64, false, Bf16>(acc, a, b); wg_commit(); "
     assert rules_of(f"{group} {group} wg_wait<1>(); mb_arrive(bar); wg_wait<0>(); store(out, 1);") == set()

@@ -1,23 +1,19 @@
-"""Blocks of a cluster meet before one reaches into another's shared memory, and again before any of them leaves. Warps come
-to a meeting whole: a thread that worked alone has met its warp before."""
+"""Blocks of a cluster meet before one reaches into another's shared memory, and again before any of them leaves."""
 
 from __future__ import annotations
 
 from tilescale.codegen.rules import RULES, Rule
 from tilescale.codegen.rules._walk import EXIT, Event, Facts
 
-UNSEEN, REACHED, ALONE = "barriers that the cluster has not seen", "others may still reach this block", "a thread is alone"
+UNSEEN, REACHED = "barriers that the cluster has not seen", "others may still reach this block"
 REACHES = {"cluster_mb_arrive", "cluster_at", "tma_load_2d_multicast", "tma_load_3d_multicast"}
 
 
 def judge(facts: Facts, event: Event) -> tuple[Facts, str]:
-    facts = facts | {ALONE} if event.leader else facts
     if event.name == "mb_init":
         return facts | {UNSEEN}, ""
-    if event.name in ("sync", "warp_sync"):
-        return facts - {ALONE}, ""
     if event.name == "cluster_sync":
-        return frozenset(), "a warp comes to a meeting of the cluster in parts" if ALONE in facts else ""
+        return frozenset(), ""
     if event.name in REACHES and UNSEEN in facts and event.name != "cluster_at":
         return facts | {REACHED}, "another block's barrier is used before the cluster has met behind its initialisation"
     if event.name in REACHES:
