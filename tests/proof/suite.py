@@ -41,6 +41,8 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
     "copy behind": (_copied, replace(_COPY, overlap="none", chunk_rows=0, depth=1)),
     "tma": (all_gather((304, 16392), 2), replace(_COPY, transport="tma", num_comm_blocks=2)),
     "tma small": (all_gather((182, 296), 2), replace(_COPY, transport="tma", num_comm_blocks=2)),
+    "many steps": (
+        all_gather((5760, 8), 2), replace(_COPY, depth=1, num_comm_blocks=2)),
     "fused pull": (ag_gemm((400, 304, 152), 2, on=_ON), replace(FUSED, direction="pull")),
     "gemm": (ag_gemm((400, 304, 408), 2, on=_ON), replace(FUSED, transport="tma")),
     "row": (
@@ -74,13 +76,14 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
     "shared contraction": (gemm_rs((304, 304, 816), 2, out="Partial", out_dtype="float32", on=_ON), SPLIT),
     "few rows": (gemm_rs((13, 304, 816), 2, out="Partial", order="col", on=_ON), FEW),
     "few rows of odd columns": (
-        gemm_rs((13, 302, 816), 2, out="Partial", order="col", on=_ON), replace(FEW, split_k=1)),
+        gemm_rs((13, 302, 816), 2, out="Partial", order="col", on=_ON),
+        replace(FEW, split_k=1, block_n=128, num_stages=3)),
 }
 RUNS["signals"] = (between_two(), Schedule(
     compute="generated", block_m=128, block_n=256, block_k=64, num_stages=3, raster_group=4))
 PLANS: dict[str, Plan] = {"signals": there_and_back(*RUNS["signals"])}
 # Schedules whose kernels the rules walk for every mutant, besides those that run it: all roles, and the fused one.
-RULED = ("tma small", "sum", "fused pull")
+RULED = ("tma small", "sum", "fused pull", "product")
 ADVERSARIES = ("lazy", "random", "eager", "random", "lazy", "random")
 TIMEOUT_S = 60.0
 STEP_LIMIT = 3_000_000

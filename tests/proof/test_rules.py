@@ -13,6 +13,7 @@ from tilescale.schedules.lower import lower
 
 HEAD = "TS_DEV void run(const Call& call, u8* out, const u8* from, u32 row, u32 n, u64* bar, u32* counter) {"
 PUT = "bulk_store(out, from, 16); bulk_commit();"
+STORE = "tma_store_3d(out, from, 0, 0, 0); bulk_commit();"
 # rule: (right body, wrong body)
 FRAGMENTS: dict[str, tuple[str, str]] = {
     "fence_before_signal": ("store(out, 1); sync(); if (thread() == 0) { fence_system(); signal_add(counter, 1); }",
@@ -26,8 +27,8 @@ FRAGMENTS: dict[str, tuple[str, str]] = {
                                "grid_go(); tma_load_2d(out, from, bar, 0, 0);"),
     "cluster_meets": ("mb_init(bar, 1); mb_fence_init(); cluster_sync(); cluster_mb_arrive(bar, 1); cluster_sync();",
                       "mb_init(bar, 1); mb_fence_init(); cluster_sync(); cluster_mb_arrive(bar, 1);"),
-    "staged_fence": ("u32 x = pack2<Bf16>(1, 2); fence_async_smem(); warp_sync(); tma_store_3d(out, from, 0, 0, 0);",
-                     "u32 x = pack2<Bf16>(1, 2); warp_sync(); fence_async_smem(); tma_store_3d(out, from, 0, 0, 0);"),
+    "staged_fence": (f"u32 x = pack2<Bf16>(1, 2); fence_async_smem(); warp_sync(); {STORE} bulk_wait<0>();",
+                     f"u32 x = pack2<Bf16>(1, 2); warp_sync(); fence_async_smem(); {STORE} bulk_wait<0>();"),
     "alias_fence": ("multimem_store<Bf16>(out, v); fence_alias(); load(from);",
                     "multimem_store<Bf16>(out, v); load(from);"),
     "one_fence": ("store(out, 1); sync(); fence_system(); signal_add(counter, 1); signal_add(counter, 2);",
@@ -107,6 +108,20 @@ TOLD = " if (thread() == 128) { fence_system(); signal_add(counter, 1); }"
 ])
 def test_stores_of_several_warps_are_waited_for_by_each_before_they_meet(between: str, broken: set[str]) -> None:
     assert rules_of(STORED + between + TOLD) == broken
+
+
+def test_a_block_does_not_leave_while_its_stores_read_shared_memory() -> None:
+    assert rules_of(f"if (thread() == 0) {{ {PUT} }}") == {"full_wait_before_signal"}
+
+
+def test_staging_is_written_again_behind_the_store_that_reads_it() -> None:
+    def twice(between: str) -> str:
+        stored = f"u32 x = pack2<Bf16>(1, 2); fence_async_smem(); warp_sync(); {STORE}"
+        return f"{stored} {between} {stored} bulk_wait<0>();"
+
+    assert rules_of(twice("bulk_wait_read<C::store_buffers - 1>();")) == set()
+    assert rules_of(twice("bulk_wait_read<C::store_buffers>();")) == {"staged_fence"}
+    assert rules_of(twice("")) == {"staged_fence"}
 
 
 def test_a_stage_is_released_behind_the_group_in_flight() -> None:

@@ -137,7 +137,8 @@ _SUMS = ("sum", "sum of floats", "sum of odd sizes", "sum of three", "sum handed
 _CLUSTERS = ("product in clusters", "product in clusters, col")
 RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "copy.cuh": {
-        "copy_by_tma": ("tma", "tma small"), "": ("copy", "copy behind", "fused pull", "sum handed out", "sum of three")},
+        "copy_by_tma": ("tma", "tma small"),
+        "": ("copy", "copy behind", "fused pull", "sum handed out", "sum of three", "odd columns", "many steps")},
     "gemm.cuh": {
         "gemm_producer": ("fused pull", "gemm", "parts"), "load_b": (*_CLUSTERS, "row", "gemm"),
         "load_stage": ("gemm", *_CLUSTERS), "release": (*_CLUSTERS, "gemm"), "for_tiles": (*_CLUSTERS, *_TILES),

@@ -59,8 +59,8 @@ def verify(
                 f"{facts['counterexample']}\n{facts['timeline']}".rstrip()
             )
     if not as_json:
-        show(f"{rules['texts']} kernel texts and the device library: {len(rules['violations'])} break a static rule")
-        show("\n".join(rules["violations"]))
+        found_wrong = f"{len(rules['violations'])} places that break a static rule"
+        show("\n".join([f"{rules['texts']} kernel texts and the device library: {found_wrong}", *rules["violations"]]))
     if found[-1]["counterexample"] is not None or rules["violations"]:
         raise typer.Exit(FAILED)
 

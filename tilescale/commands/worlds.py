@@ -30,7 +30,7 @@ def targets_on(
         ranks = [int(word) for word in worlds.split(",")]
     except ValueError:
         raise UsageError("--worlds is numbers joined by commas", repr(worlds), "such as --worlds 2,3,4,6,8") from None
-    found = tuple(target for world in ranks for path in paths for target in targets_for(path, world))
+    found = tuple(target for world in dict.fromkeys(ranks) for path in paths for target in targets_for(path, world))
     chosen = tuple(t for t in found if workload is None or t.name.split(" ")[0] == workload)
     if not chosen:
         raise UsageError("--workload chooses from the recipe", repr(workload), ", ".join(t.name for t in found[:8]))
