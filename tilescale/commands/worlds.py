@@ -65,7 +65,7 @@ def _grow(entry: dict[str, Any], ranks: int) -> list[str]:
         shape = list(tensor["shape"])
         order = entry.get("transpose") or list(range(len(shape)))
         dims = [_sharded(str(tensor.get("view")), len(shape))]
-        if key == "x":  # an exchange shards another dimension afterwards
+        if key == "x" and dims[0] is not None:  # an exchange shards another dimension afterwards
             after = _sharded(str(entry.get("to")), len(shape))
             dims.append(None if after is None else order[after])
         for dim in sorted({dim for dim in dims if dim is not None}):
