@@ -47,8 +47,8 @@ CASES: dict[str, tuple[str, Schedule]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_every_kind_is_right_and_conforms(name: str, ranks: int) -> None:
     op, schedule = CASES[name]
-    if op == "square" and ranks > 4:
-        pytest.skip("a turn of elements over 8 ranks says no more than one over 4")
+    if op == "elements" and ranks > 3:
+        pytest.skip("rows of one element take the emulator minutes on more ranks, and walk the same loops")
     inputs = "symmetric" if ranks == 3 and schedule.direction == "pull" else "ordinary"
     spec = exchange(op, ranks, inputs=inputs)
     if ranks == 2 and schedule.chunk_order == "chunk_major":
@@ -68,7 +68,8 @@ def large(ranks: int) -> list[Spec]:
     top, turn = topology(ranks), (0, 2, 1, 3)
     attention = Tensor((1, 64, 8192, 128), "bfloat16", Shard(2))
     return [
-        shift(Tensor((4096, 8192), "bfloat16", FullRow), 1, top), shift(Tensor((4096 * 4, 1001), "bfloat16", FullRow), 1, top),
+        shift(Tensor((4096, 8192), "bfloat16", FullRow), 1, top),
+        shift(Tensor((4096 * 4, 1001), "bfloat16", FullRow), 1, top),
         redistribute(Tensor((4096, 8192), "bfloat16", Replicate), Replicate, top, root=1),
         redistribute(Tensor((4096, 8192), "bfloat16", FullRow), FullCol, top), redistribute(attention, Shard(1), top),
         redistribute(attention.with_view(Shard(1)), Shard(1), top, transpose=turn),

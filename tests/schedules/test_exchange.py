@@ -156,7 +156,7 @@ def test_boxes_that_lie_between_each_other_do_not_race() -> None:
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_blocks_share_a_copy_in_the_order_of_its_loops(turned: bool) -> None:
-    """A gang stages a box and copies it on: a block reads what it wrote itself, unless it takes the rows in another order."""
+    """A gang stages a box and copies it on: a block reads what it wrote itself, unless it takes rows in another order."""
     grid, size, here, there = (4, 4, 16), 256, ((4, 64), (4, 16)), ((4, 16), (4, 64))
     buffers = (Buffer("a", "input", size, grid=grid), Buffer("staging", "workspace", size, grid=grid),
                Buffer("out", "output", size, grid=grid))

@@ -70,8 +70,9 @@ def tensor_at(torch: Any, matrix: Matrix) -> Any:
 class Unfused:
     """The path without kernels of the bundle: torch.distributed and torch.mm, on whatever device the tensors are.
 
-    For operations that gather the rows of their first operand, that sum over ranks, that exchange parts of tensors, or that
-    stay on their rank, and multiply or only move; others raise BundleError. Sums over ranks are in fp32 and rounded once, as in the kernels.
+    For operations that gather the rows of their first operand, that sum over ranks, that exchange parts of tensors, or
+    that stay on their rank, and multiply or only move; others raise BundleError. Sums over ranks are in fp32 and rounded
+    once, as in the kernels.
     """
 
     def __init__(self, torch: Any, spec: Spec, group: Any) -> None:

@@ -65,6 +65,6 @@ def small_exchange(spec: Spec, schedule: Schedule) -> tuple[Spec, Schedule]:
         output=dataclasses.replace(spec.output, shape=tuple(shape[dim] for dim in order)))
     gang = min(2, schedule.num_comm_blocks // schedule.depth) if schedule.num_comm_blocks else 0
     found = exchange_of(small_spec)
-    several = num_chunks(spec, schedule) > 1
-    chunk_rows = 0 if schedule.overlap == "none" else rows * (rest if found.contiguous else 1) if several else 2 * found.rows
+    cut_at = rows * (rest if found.contiguous else 1) if num_chunks(spec, schedule) > 1 else 2 * found.rows
+    chunk_rows = 0 if schedule.overlap == "none" else cut_at
     return small_spec, replace(schedule, num_comm_blocks=gang * schedule.depth, chunk_rows=chunk_rows)

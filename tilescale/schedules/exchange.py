@@ -169,7 +169,8 @@ def _copies_last(groups: Sequence[Sequence[Step]]) -> list[Step]:
 def exchange_none(plan: ExchangePlan) -> None:
     """One thing after the other on one stream. Blocks that copy do all of it in one launch of one gang."""
     if plan.shape.engine:
-        steps = [*plan.greet(), *_copies_last(plan.give()), *plan.own(), *_copies_last(plan.receive(1)), *plan.farewell(1, 1)]
+        steps = [*plan.greet(), *_copies_last(plan.give()), *plan.own(), *_copies_last(plan.receive(1)),
+                 *plan.farewell(1, 1)]
         plan.by_engine("all", 0, steps)
     else:
         blocks = plan.shape.comm_blocks
@@ -193,8 +194,7 @@ def exchange_fused(plan: ExchangePlan) -> None:
             plan.small("release", 0, last)
     elif plan.geo.push:
         last, senders = plan.farewell(work, 1), [_flat(give[g::depth]) for g in range(depth)]
-        roles = [Role(f"comm.{g}", "blocks", gang, tuple([*steps, *(last if g == 0 else ())]))
-                 for g, steps in enumerate(senders)]
+        roles = [Role(f"comm.{g}", "blocks", gang, (*steps, *(last if g == 0 else ()))) for g, steps in enumerate(senders)]
         taken = (*plan.greet(), *plan.own(), *_flat(plan.receive(gang)))
         plan.add("fused", 0, [*roles, Role("work", "blocks", work, taken)])
     else:

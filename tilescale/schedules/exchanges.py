@@ -17,7 +17,6 @@ from tilescale.errors import PlanError
 from tilescale.schedules.boxes import Box, pitches
 from tilescale.schedules.geometry import Chunk, cut
 from tilescale.schedules.plan import Buffer, Copy, Goal, Region
-from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
 from tilescale.spec.result import Result, result_of
 

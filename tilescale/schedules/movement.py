@@ -138,8 +138,8 @@ class Movement:
             box = self.grids.box(target)
             grid = self.grids.grids[source.buffer]
             whole = Origin(source.rank, call, 0, pitches(grid))
-            part = whole.within(tuple((0, size) for size in grid), self.grids.box(source))
-            wanted = self._turned(source, target, part).within(box, box)
+            cut = whole.within(tuple((0, size) for size in grid), self.grids.box(source))
+            wanted = self._turned(source, target, cut).within(box, box)
             held = list(contents.pieces(box))
             left = remaining(box, (part for part, _ in held))
             wrong = [(part, origin) for part, origin in held if origin != wanted.within(box, part)]
@@ -160,8 +160,8 @@ class Movement:
         held = list(self._contents(step.src.rank, step.src.buffer, call).pieces(box))
         stale = any(origin.call != call for _, origin in held)
         if stale or remaining(box, (part for part, _ in held)):
-            return self._refuse(rank, work, call, step.src, f"reads bytes of {step.src.buffer} of rank {step.src.rank} that "
-                                "were not written in this call")
+            message = f"reads bytes of {step.src.buffer} of rank {step.src.rank} that were not written in this call"
+            return self._refuse(rank, work, call, step.src, message)
         target = self._contents(step.dst.rank, step.dst.buffer, call)
         for part, origin in held:
             landed = self._landed(step, box, part)
@@ -198,4 +198,5 @@ class Movement:
 
 def _say(origin: Origin) -> str:
     steps = ", ".join(str(step) for step in origin.steps if step)
-    return f"bytes from {origin.first} on (steps {steps or 'none'}) of the operand of rank {origin.rank} of call {origin.call}"
+    return (f"bytes from {origin.first} on (steps {steps or 'none'}) of the operand of rank {origin.rank} of call "
+            f"{origin.call}")

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Move:
     """Data that must cross links: ``kind`` (gather, reduce_scatter, all_reduce, dispatch, combine, or exchange: every rank
-    receives parts of what ranks hold, as ``Operation.holds`` says), of input ``operand`` (-1: the output), along dimension ``dim`` of that tensor."""
+    receives parts of what ranks hold, as ``Operation.holds`` says), of input ``operand`` (-1: the output), along
+    dimension ``dim`` of that tensor."""
 
     kind: str
     operand: int
