@@ -249,8 +249,10 @@ def _place(rank: int, number: int, launch: Launch, role: Role, step: Step) -> Pl
 def _check_copy(plan: Plan, rank: int, step: Copy) -> Problem | None:
     if step.src.size != step.dst.size:
         return "copy_size", f"a copy reads as many bytes as it writes; got {step.src.size} and {step.dst.size}"
+    if not (step.src.loops or step.dst.loops):
+        return None
     grids = tuple(grid_of(plan.buffer(region.buffer)) for region in (step.src, step.dst))
-    if (step.src.loops or step.dst.loops) and axes(step.src, step.dst, (grids[0], grids[1])) is None:
+    if axes(step.src, step.dst, (grids[0], grids[1])) is None:
         return "copy_size", f"a copy takes rows of one shape from one place to another; got {describe(step)}"
     return None
 

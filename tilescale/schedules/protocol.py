@@ -218,6 +218,9 @@ class _View:
 
     def cells(self, region: Region) -> Form:
         tables, names = self.pieces[region.buffer, region.rank], self.names
+        if self.grids.plain:
+            span = range(tables[0][region.offset], tables[0][region.end])
+            return tuple(sorted(names.setdefault((region.buffer, region.rank, i), len(names)) for i in span))
         spans = [range(table[low], table[high]) for table, (low, high) in zip(tables, self.grids.box(region), strict=True)]
         return tuple(sorted(names.setdefault((region.buffer, region.rank, i), len(names)) for i in product(*spans)))
 
