@@ -49,7 +49,7 @@ def exchange(name: str, ranks: int = 4, *, inputs: str = "ordinary", dtype: str 
     "sequence" instead of heads with the turn of both, "elements" with a turn of the last dimension, and "square", a turn
     of two dimensions of one size."""
     topology_, rows = on or topology(ranks), 128 * ranks * scale
-    heads = heads or 3 * ranks
+    heads = heads or 7 * ranks  # no divisor of the threads that copy: their places carry from loop to loop
     if name in ("shift", "shift back"):
         return shift(Tensor((rows, 96), dtype, FullRow), 1 if name == "shift" else -1, topology_,
                      inputs=inputs)
@@ -61,7 +61,7 @@ def exchange(name: str, ranks: int = 4, *, inputs: str = "ordinary", dtype: str 
     if name == "square":
         return redistribute(Tensor((64 * ranks, 64 * ranks, 16), dtype, FullRow), FullRow, topology_, transpose=(1, 0, 2),
                             inputs=inputs)
-    x = (2, heads, rows, 16)
+    x = (2, heads, 80 * ranks * scale, 16)
     if name == "heads":
         return redistribute(Tensor(x, dtype, Shard(2)), Shard(1), topology_, inputs=inputs)
     turn = {"sequence": (0, 2, 1, 3), "elements": (0, 2, 3, 1)}[name]

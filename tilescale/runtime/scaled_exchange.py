@@ -15,7 +15,7 @@ KEPT = 16  # bytes of the widest access
 LAST_BYTES = 4096
 LAST_TURNED = 48  # elements, where they are copied one by one
 CHUNK_UNITS = 6000  # accesses: two blocks load several rounds each
-SMALL = 2
+SMALL, SMALL_CUT = 2, 7  # indices; 7 is no divisor of the threads that copy, so that their places carry between loops
 
 
 def _part(size: int) -> int:
@@ -43,22 +43,22 @@ def small_exchange(spec: Spec, schedule: Schedule) -> tuple[Spec, Schedule]:
     cut = {dim for dim in (tensor.shard_dim, None if spec.output.shard_dim is None else order[spec.output.shard_dim])
            if dim is not None}
     sizes = [size // world if dim in cut else size for dim, size in enumerate(tensor.sizes)]
-    by_rows = order[-1] == tensor.ndim - 1
+    by_rows, free = order[-1] == tensor.ndim - 1, tensor.ndim > 1 and sizes[-1] * tensor.itemsize % KEPT == 0
     if tensor.ndim == 1:
         rest, unit, longest = 1, _part(sizes[0]) * tensor.itemsize, 0
         small = list(sizes)
     else:
         small = [*([0] * (tensor.ndim - 1)), _last(sizes[-1], LAST_BYTES // tensor.itemsize if by_rows else LAST_TURNED)]
-        free = sizes[-1] * tensor.itemsize % KEPT == 0
         longest = max(range(tensor.ndim - 1), key=lambda dim: (sizes[dim], -dim))
         for dim in range(tensor.ndim - 1):
-            small[dim] = min(sizes[dim], SMALL) if free else min(sizes[dim], _part(sizes[dim]) * SMALL + _part(sizes[dim]))
+            least = (SMALL_CUT if dim in cut else SMALL) if free else 3 * _part(sizes[dim])
+            small[dim] = min(sizes[dim], least)
         rest = prod(small[dim] for dim in range(tensor.ndim - 1) if dim != longest)
         unit = small[-1] * tensor.itemsize
     chunks = max(2, _chunks(spec, schedule))
     access = min(KEPT, _part(unit)) if by_rows else tensor.itemsize
     rows = max(KEPT, -(-CHUNK_UNITS * access // (unit * rest * KEPT)) * KEPT)  # of a chunk, along the longest dimension
-    small[longest] = min(sizes[longest], rows * (chunks - 1) + min(_part(sizes[longest]), KEPT // 2))
+    small[longest] = min(sizes[longest], rows * (chunks - 1) + (KEPT // 2 if free else _part(sizes[longest])))
     shape = tuple(size * world if dim in cut else size for dim, size in enumerate(small))
     small_spec = dataclasses.replace(
         spec, inputs=(dataclasses.replace(tensor, shape=shape),),
