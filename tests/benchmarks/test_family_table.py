@@ -54,7 +54,7 @@ def test_rows_count_schedules_proofs_and_emulations(table: Any, monkeypatch: pyt
         assert row["emulated_right"] == row["emulated"] > 0
         assert (row["smallest"], row["largest"]) == ("256x24", "6144x2048")
     line = next(line for line in text.splitlines() if line.startswith("| shift | tma | direct | none |"))
-    assert line.endswith(f"| none | {rows['tma', 'none']['feasible']} | 8 of 8 | 4 of 4 | - | 256x24 | 6144x2048 |")
+    assert line.endswith(f"| none | {rows['tma', 'none']['feasible']} | 6 of 6 | 4 of 4 | - | 256x24 | 6144x2048 |")
 
 
 def test_trials_of_a_database_are_counted_by_source(
