@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tilescale.spec.op import Spec, matmul, redistribute
+from tilescale.spec.op import Spec, matmul, redistribute, shift
 from tilescale.spec.tensor import Tensor
 from tilescale.spec.topology import Topology
-from tilescale.spec.views import FullCol, FullRow, Partial, Replicate
+from tilescale.spec.views import FullCol, FullRow, Partial, Replicate, Shard
 
 MAIN = (4096, 10240, 8192)
 
@@ -48,3 +48,29 @@ def local_gemm(shape: tuple[int, int, int], *, order: str = "col", dtype: str = 
     m, n, k = shape
     return matmul(Tensor((m, k), dtype, Replicate), Tensor((k, n), dtype, Replicate, order=order), out=Replicate,
                   topology=Topology.named("8xH200-NVSwitch", ranks=1), out_dtype=out_dtype)
+
+
+def exchange(name: str, ranks: int = 4, *, inputs: str = "ordinary", dtype: str = "bfloat16", heads: int = 0,
+             scale: int = 1, turned_back: bool = False, on: Topology | None = None) -> Spec:
+    """An operation that only moves parts of tensors, small: "shift" and "shift back", "broadcast" from the last rank,
+    "columns" of a matrix instead of rows (`turned_back`: the other way), "heads" of attention instead of a sequence,
+    "sequence" instead of heads with the turn of both, "elements" with a turn of the last dimension, and "square", a turn
+    of two dimensions of one size."""
+    topology_, rows = on or topology(ranks), 128 * ranks * scale
+    heads = heads or 7 * ranks  # no divisor of the threads that copy: their places carry from loop to loop
+    if name in ("shift", "shift back"):
+        return shift(Tensor((rows, 96), dtype, FullRow), 1 if name == "shift" else -1, topology_,
+                     inputs=inputs)
+    if name == "broadcast":
+        return redistribute(Tensor((200, 96), dtype, Replicate), Replicate, topology_, root=ranks - 1, inputs=inputs)
+    if name == "columns":
+        views = (FullCol, FullRow) if turned_back else (FullRow, FullCol)
+        return redistribute(Tensor((rows, 24 * ranks), dtype, views[0]), views[1], topology_, inputs=inputs)
+    if name == "square":
+        return redistribute(Tensor((64 * ranks, 64 * ranks, 16), dtype, FullRow), FullRow, topology_, transpose=(1, 0, 2),
+                            inputs=inputs)
+    x = (2, heads, 80 * ranks * scale, 16)
+    if name == "heads":
+        return redistribute(Tensor(x, dtype, Shard(2)), Shard(1), topology_, inputs=inputs)
+    turn = {"sequence": (0, 2, 1, 3), "elements": (0, 2, 3, 1)}[name]
+    return redistribute(Tensor(x, dtype, Shard(1)), Shard(1), topology_, transpose=turn, inputs=inputs)

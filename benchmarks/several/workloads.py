@@ -17,6 +17,8 @@ DTYPE = "bfloat16"
 MOVES = {
     "all_gather": (ts.FullRow, ts.Replicate),
     "all_reduce": (ts.Partial, ts.Replicate),
+    "all_to_all": (ts.FullRow, ts.FullCol),
+    "broadcast": (ts.Replicate, ts.Replicate),
     "reduce_scatter": (ts.Partial, ts.FullRow),
 }
 Make = Callable[[Topology], Spec]
@@ -30,8 +32,11 @@ def product(op: str, m: int, n: int, k: int) -> Make:
 
 def moved(op: str, rows: int, columns: int) -> Make:
     """A tensor from one view to another."""
+    if op == "shift":
+        return lambda topology: ts.shift(ts.Tensor((rows, columns), DTYPE, ts.FullRow), 1, topology)
     view, to = MOVES[op]
-    return lambda topology: ts.redistribute(ts.Tensor((rows, columns), DTYPE, view), to, topology)
+    root = 0 if op == "broadcast" else None
+    return lambda topology: ts.redistribute(ts.Tensor((rows, columns), DTYPE, view), to, topology, root=root)
 
 
 # By name: the operation is what stands before the first point. The first ones matter most: time may run out.
@@ -59,7 +64,7 @@ def checked(topology: Topology) -> tuple[dict[str, Spec], dict[str, str]]:
             without[op] = operation.remedy or "no kernels"
         elif op in VIEWS:
             _add(found, without, op, product(op, ROWS * world, 256 * world, 512 * world), topology)
-        elif op in MOVES:
+        elif op in (*MOVES, "shift"):
             _add(found, without, op, moved(op, ROWS * world, COLUMNS), topology)
         else:
             without[op] = "has kernels, but no small shape stands in several/workloads.py"

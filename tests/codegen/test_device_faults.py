@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support import ag_gemm, all_gather
+from support import ag_gemm, all_gather, exchange
 
 from tilescale.codegen.host.build import INCLUDE
 from tilescale.runtime.emulate import emulate
@@ -47,6 +47,17 @@ FAULTS: dict[str, tuple[str, str, str, tuple[Spec, Schedule]]] = {
     "staged results overwritten": ("gemm_store.cuh", "bulk_wait_read<C::store_buffers - 1>();", "", (ag_gemm(), GEMM)),
     "tile order of another segment": ("gemm.cuh", "gang - step.first_tile % gang", "gang", (
         ag_gemm(), replace(GEMM, block_m=128, chunk_rows=128))),
+}
+EXCHANGE = Schedule(overlap="fused", compute="generated", chunk_rows=64, depth=2, num_comm_blocks=4)
+FAULTS |= {
+    "a place in a box without its carry": ("strided.cuh", "step.index[j] + carry;", "step.index[j];", (
+        exchange("sequence", 2, scale=2), replace(EXCHANGE, overlap="none", chunk_rows=0, depth=1, num_comm_blocks=2))),
+    "a row that is not begun at its start": ("strided.cuh", "    at.column = 0;\n", "", (
+        exchange("heads", 2), replace(EXCHANGE, transport="tma"))),
+    "pitches of the other side": ("strided.cuh", "offset_at(at, loops.target_pitch, 16), piece", (
+        "offset_at(at, loops.source_pitch, 16), piece"), (exchange("sequence", 2), replace(EXCHANGE, transport="tma"))),
+    "the count of another loop": ("strided.cuh", "rows[j - skipped].value", "rows[0].value", (
+        exchange("sequence", 2), EXCHANGE)),
 }
 HARMLESS = {"tile order of another segment": "which block computes a tile does not change what is computed"}
 

@@ -38,6 +38,21 @@ def specs(world):
     yield reduction((4, 6), world, dtype="int32")
     yield ag_gemm((2 * world, 8 * world, 32), world)
     yield all_gather((2 * world, 24), world)
+    yield from exchanges(world)
+
+
+def exchanges(world):
+    """Even and uneven shards, turned and not."""
+    topology = ts.Topology.scale_model("8xH200-NVSwitch", ranks=world)
+    x = ts.Tensor((2, 2 * world, 3 * world, 5), "bfloat16", ts.Shard(2))
+    yield ts.redistribute(x, ts.Shard(1), topology)
+    yield ts.redistribute(ts.Tensor(x.shape, "float16", ts.Shard(1)), ts.Shard(1), topology, transpose=(0, 2, 1, 3))
+    yield ts.redistribute(x, ts.Shard(0), topology, transpose=(1, 3, 0, 2))
+    for rows, columns in ((2 * world, 4 * world), (2 * world + 1, 4 * world - 1), (1, 2)):
+        yield ts.redistribute(ts.Tensor((rows, columns), "int32", ts.FullRow), ts.FullCol, topology)
+    yield ts.redistribute(ts.Tensor((5, 7), "bfloat16", ts.Replicate), ts.Replicate, topology, root=world - 1)
+    yield ts.shift(ts.Tensor((2 * world, 3), "float16", ts.FullRow), 1, topology)
+    yield ts.shift(ts.Tensor((2, 3 * world), "bfloat16", ts.FullCol), -1, topology)
 
 
 def operation(spec, rank, world, servings=()):
@@ -51,7 +66,7 @@ def local_inputs(spec, rank):
     found = []
     for local in tensors.local_inputs(spec, rank):
         values = torch.randint(-2, 3, local.shape, generator=generator)
-        if spec.operation.compute == "copy" and not found and spec.op != "all_gather":
+        if spec.operation.compute == "copy" and not found and spec.op in ("all_reduce", "reduce_scatter"):
             values = torch.full(local.shape, 256 if rank == 0 else 1) + 2 * (values == 2)
         found.append(torch.empty_strided(local.shape, local.strides, dtype=getattr(torch, local.dtype)).copy_(values))
     return found
@@ -60,6 +75,16 @@ def local_inputs(spec, rank):
 def expected(spec, rank, world):
     """The local part of the operation on whole tensors, in fp64, rounded once."""
     by_rank = [local_inputs(spec, each) for each in range(world)]
+    if spec.op == "shift":
+        return by_rank[(rank - spec.attribute("k")) % world][0]
+    if spec.op == "broadcast":
+        return by_rank[spec.attribute("root")][0]
+    if spec.op == "all_to_all":
+        whole = torch.cat([inputs[0] for inputs in by_rank], spec.inputs[0].shard_dim)
+        order = spec.attribute("transpose")
+        whole = whole.permute([int(dim) for dim in order.split(",")]) if order else whole
+        offset, shape = (at(rank, world) for at in (spec.output.local_offset, spec.output.local_shape))
+        return whole[tuple(slice(first, first + size) for first, size in zip(offset, shape, strict=True))].contiguous()
     if spec.op in ("ag_gemm", "all_gather"):
         first = torch.cat([inputs[0] for inputs in by_rank]).double()
         whole = first @ by_rank[rank][1].double() if spec.op == "ag_gemm" else first

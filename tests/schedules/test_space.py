@@ -15,7 +15,7 @@ from tilescale.schedules.constraints import CONSTRAINTS, first_broken
 from tilescale.schedules.knob import BY_NAME, KNOBS, canonical
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import space
-from tilescale.spec.op import Spec, matmul, shift
+from tilescale.spec.op import Spec, matmul, moe_dispatch
 from tilescale.spec.tensor import Tensor
 from tilescale.spec.topology import Topology
 from tilescale.spec.views import FullCol, FullRow
@@ -114,9 +114,10 @@ def test_uneven_shards_leave_nothing_and_say_why() -> None:
 
 
 def test_a_row_without_kernels_is_refused_with_a_remedy() -> None:
-    spec = shift(Tensor((4096, 8192), "bfloat16", FullRow), 1, Topology.scale_model("8xH200-NVSwitch", ranks=4))
-    assert spec.op == "shift"
-    with pytest.raises(SpecError, match="shift has kernels"):
+    spec = moe_dispatch(Tensor((4096, 8192), "bfloat16", FullRow), 8, 2,
+                        Topology.scale_model("8xH200-NVSwitch", ranks=4))
+    assert spec.op == "moe_dispatch"
+    with pytest.raises(SpecError, match="moe_dispatch has kernels"):
         space(spec)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tilescale.spec.op import Spec, matmul, redistribute
+from tilescale.spec.op import Spec, matmul, redistribute, shift
 from tilescale.spec.operation import OPERATIONS
 from tilescale.spec.tensor import Tensor
 from tilescale.spec.topology import Topology
@@ -25,8 +25,11 @@ def tensor(table: dict[str, Any]) -> Tensor:
 
 
 def declared(workload: dict[str, Any], topology: Topology) -> Spec:
+    if "k" in workload:
+        return shift(tensor(workload["x"]), workload["k"], topology)
     if "x" in workload:
-        return redistribute(tensor(workload["x"]), workload["to"], topology)
+        return redistribute(tensor(workload["x"]), workload["to"], topology, transpose=workload.get("transpose"),
+                            root=workload.get("root"))
     return matmul(tensor(workload["a"]), tensor(workload["b"]), workload["out"], topology)
 
 

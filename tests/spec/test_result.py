@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 from support import ag_gemm, all_gather, gemm_rs, reduction
 
 from tilescale.errors import SpecError
-from tilescale.spec.op import linear, matmul, shift
+from tilescale.spec.op import linear, matmul, moe_dispatch, redistribute, shift
 from tilescale.spec.result import (
     ACCUMULATION_EPSILON,
     EPSILON,
@@ -28,7 +31,7 @@ T4 = Topology.scale_model("8xH200-NVSwitch", ranks=4)
 
 
 def test_a_kind_of_move_lives_in_the_file_of_its_name() -> None:
-    assert RESULTS.names() == ("all_reduce", "gather", "none", "reduce_scatter")
+    assert RESULTS.names() == ("all_reduce", "exchange", "gather", "none", "reduce_scatter")
     for kind in RESULTS:
         assert kind.result.__module__ == f"tilescale.spec.results.{kind.name}"
 
@@ -110,5 +113,18 @@ def test_partial_dtype_goes_with_sums_of_products() -> None:
 
 
 def test_what_nobody_described_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"described for all_reduce, gather, none, reduce_scatter; got: shift"):
-        kind_of(shift(Tensor((16, 16), "bfloat16", FullRow), 1, T4))
+    with pytest.raises(SpecError, match=r"described for all_reduce, exchange, gather, none, reduce_scatter; got: moe_disp"):
+        kind_of(moe_dispatch(Tensor((16, 16), "bfloat16", FullRow), 8, 2, T4))
+
+
+def test_an_exchange_says_what_a_rank_receives_in_its_own_file() -> None:
+    x = Tensor((16, 8, 32), "bfloat16", FullRow)
+    assert result_of(shift(x, 3, T4), 1) == Result(((Factor(0, (2,)),),))
+    assert result_of(redistribute(Tensor((16, 8), "bfloat16", Replicate), Replicate, T4, root=2), 1) == Result(
+        ((Factor(0, (2,)),),))
+    turned = redistribute(x, Shard(1), T4, transpose=(1, 2, 0))
+    assert result_of(turned, 3) == Result(((Factor(0, (0, 1, 2, 3), 0),),), 2, 24, 8, (1, 2, 0))
+    assert deviation(turned, result_of(turned, 3)).exact
+    nobody = replace(turned.operation, name="nobody", holds=None)
+    with pytest.raises(SpecError, match="give its Operation a function `holds`"):
+        RESULTS["exchange"].result(SimpleNamespace(operation=nobody, op="nobody"), 0)  # type: ignore[arg-type]

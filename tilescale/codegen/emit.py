@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 from tilescale.codegen.maps import map_bytes, out_shard_bytes, stored_buffer, tensor_maps
 from tilescale.codegen.program import (
@@ -20,12 +21,14 @@ from tilescale.codegen.program import (
 from tilescale.codegen.table import (
     KIND_COPY,
     KIND_GEMM,
+    KIND_LOOP,
     KIND_PACE,
     KIND_RESERVE,
     KIND_SIGNAL,
     KIND_SOURCE,
     KIND_SUM,
     KIND_WAIT,
+    MAX_LOOPS,
     MAX_RANKS,
     MAX_SLOTS,
     ROLE_COPY,
@@ -145,6 +148,10 @@ class _Emitter:
             if isinstance(step, Sum):
                 rows += [StepRow(KIND_SOURCE, NO_STEP, source=self._slot(source, rank), counter=source.rank,
                                  value=step.dst.rank, source_offset=source.offset) for source in step.srcs]
+            if isinstance(step, Copy):
+                rows += [StepRow(KIND_LOOP, NO_STEP, value=count, source_offset=read, target_offset=written,
+                                 size=step.src.size // prod(count for count, _, _ in loops_of(step)))
+                         for count, read, written in loops_of(step)]
             if isinstance(step, Gemm):
                 tiles += -(-step.m // height) * -(-step.n // self.schedule.block_n)
         return rows
@@ -153,7 +160,7 @@ class _Emitter:
         if isinstance(step, Copy):
             return StepRow(
                 KIND_COPY, number, source=self._slot(step.src, rank), target=self._slot(step.dst, rank),
-                counter=step.src.rank, value=step.dst.rank, source_offset=step.src.offset,
+                counter=step.src.rank, value=step.dst.rank, rows=len(loops_of(step)), source_offset=step.src.offset,
                 target_offset=step.dst.offset, size=step.src.size)
         if isinstance(step, Signal):
             return StepRow(KIND_SIGNAL, number, source=step.rank, counter=step.counter, value=step.value)
@@ -176,6 +183,8 @@ class _Emitter:
     def _copy_call(self, rank: int, step: Step) -> CopyCall:
         if not isinstance(step, Copy):
             raise PlanError("a copy engine copies", type(step).__name__, "lower the step to blocks")
+        if loops_of(step):
+            raise PlanError("a copy engine copies contiguous bytes", step.src, "lower the step to blocks")
         return CopyCall(self._slot(step.src, rank), step.src.offset, self._slot(step.dst, rank), step.dst.offset,
                         step.src.size)
 
@@ -198,6 +207,24 @@ class _Emitter:
     def _product(self) -> tuple[int, int]:
         step = next((s for launch in self.plan.ranks[0] for s in launch.steps if isinstance(s, Gemm)), None)
         return (step.n, step.k) if step else (0, 0)
+
+
+def loops_of(copy: Copy) -> tuple[tuple[int, int, int], ...]:
+    """The loops of a copy as (count, pitch of the source, pitch of the target), joined with their row and each other where
+    they go on. Raises PlanError where a kernel takes fewer."""
+    row, found = copy.src.row, list[tuple[int, int, int]]()
+    for (count, read), (_, written) in zip(reversed(copy.src.loops), reversed(copy.dst.loops), strict=True):
+        inner = found[0] if found else (1, row, row)
+        if (read, written) == (inner[0] * inner[1], inner[0] * inner[2]) and found:
+            found[0] = (inner[0] * count, *inner[1:])
+        elif (read, written) == (row, row) and not found:
+            row *= count
+        elif count > 1:
+            found.insert(0, (count, read, written))
+    if len(found) > MAX_LOOPS:
+        raise PlanError(f"a copy has at most {MAX_LOOPS} loops", len(found), "merge dimensions of the tensor")
+    return tuple(found)
+
 
 def _slots(plan: Plan) -> Iterator[Slot]:
     for buffer in plan.buffers:

@@ -30,7 +30,8 @@ def _copy_unit(launch: Launch) -> int:
     unit = 16
     for step in launch.steps:
         if isinstance(step, Copy):
-            unit = math.gcd(unit, step.src.offset, step.dst.offset, step.src.size)
+            unit = math.gcd(unit, step.src.offset, step.dst.offset, step.src.row,
+                            *(pitch for region in (step.src, step.dst) for _, pitch in region.loops))
         elif isinstance(step, Sum):
             size = step.srcs[0].size
             unit = math.gcd(unit, size, *(source.offset for source in step.srcs),
@@ -48,6 +49,8 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
     """The text of a launch: one struct of constants, one a line, and the entry point. `stored`: where the products of its
     plan are stored by tensor stores."""
     constants = _copying(spec, schedule, launch)
+    if any(isinstance(step, Copy) and step.src.loops for step in launch.steps):
+        constants["copy_strided"] = True
     if launch.family in PRODUCTS:
         constants |= _multiplying(spec, schedule, launch, stored)
     lines = [f"  static constexpr {'bool' if isinstance(v, bool) else 'int'} {name} = {str(v).lower()};"

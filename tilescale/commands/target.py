@@ -134,10 +134,14 @@ def declare(declared: Declared) -> Spec:
     sizes = _sizes(declared.shape)
     topology = topology_named(declared.topology or DEFAULT_TOPOLOGY, declared.ranks)
     moved = {"all_gather": (ts.FullRow, ts.Replicate), "reduce_scatter": (ts.Partial, ts.FullRow),
-             "all_reduce": (ts.Partial, ts.Replicate)}
+             "all_reduce": (ts.Partial, ts.Replicate), "all_to_all": (ts.FullRow, ts.FullCol),
+             "broadcast": (ts.Replicate, ts.Replicate), "shift": (ts.FullRow, ts.FullRow)}
     if declared.op in moved:
         view, to = moved[declared.op]
-        return ts.redistribute(ts.Tensor(sizes, declared.dtype, view), to, topology)
+        tensor = ts.Tensor(sizes, declared.dtype, view)
+        if declared.op == "shift":
+            return ts.shift(tensor, 1, topology)
+        return ts.redistribute(tensor, to, topology, root=0 if declared.op == "broadcast" else None)
     from tilescale.tuner.models import VIEWS
 
     if declared.op is None or declared.op not in VIEWS:

@@ -12,7 +12,6 @@ from tilescale.commands.target import Declared, Target, targets_of
 
 # Where a sharded size is not divided by the ranks, it grows to the next multiple of so many rows a rank.
 ROWS = 8
-_SHARDED = {"FullRow": 0, "FullCol": 1}
 
 
 def targets_on(
@@ -61,15 +60,35 @@ def _grow(entry: dict[str, Any], ranks: int) -> list[str]:
     said: list[str] = []
     for key in ("a", "b", "x", "w"):
         tensor = entry.get(key)
-        axis = _SHARDED.get(str(tensor.get("view"))) if isinstance(tensor, dict) else None
-        if tensor is None or axis is None or not isinstance(tensor["shape"][axis], int):
+        if not isinstance(tensor, dict):
             continue
-        size = tensor["shape"][axis]
-        if size % ranks:
-            rounded = -(-size // (ranks * ROWS)) * ranks * ROWS
-            tensor["shape"] = [rounded if i == axis else old for i, old in enumerate(tensor["shape"])]
-            said.append(f"{'MN'[axis]} {size} as {rounded}")
+        shape = list(tensor["shape"])
+        order = entry.get("transpose") or list(range(len(shape)))
+        dims = [_sharded(str(tensor.get("view")), len(shape))]
+        if key == "x" and dims[0] is not None:  # an exchange shards another dimension afterwards
+            after = _sharded(str(entry.get("to")), len(shape))
+            dims.append(None if after is None else order[after])
+        for dim in sorted({dim for dim in dims if dim is not None}):
+            size = shape[dim]
+            if isinstance(size, int) and size % ranks:
+                # Heads and the like, of which a rank has few, grow by as few as can be.
+                unit = ROWS if len(shape) == 2 else 1
+                shape[dim] = -(-size // (ranks * unit)) * ranks * unit
+                said.append(f"{'MN'[dim] if len(shape) == 2 else f'dim {dim}'} {size} as {shape[dim]}")
+        tensor["shape"] = shape
     return said
+
+
+def _sharded(view: str, ndim: int) -> int | None:
+    """The dimension that a view of this name shards."""
+    from tilescale.errors import SpecError
+    from tilescale.spec.views import Shard, parse_view
+
+    try:
+        found = parse_view(view)
+    except SpecError:
+        return None  # the declaration will say so
+    return found.dim % ndim if isinstance(found, Shard) else None
 
 
 def shipped(folder: Path = Path("recipes")) -> tuple[Path, ...]:

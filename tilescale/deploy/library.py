@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilescale.deploy.driver import Matrix
+from tilescale.deploy.exchanging import LibraryExchange
 from tilescale.errors import BundleError, SpecError
 from tilescale.spec.declaration import Spec
 from tilescale.spec.result import kind_of
@@ -69,8 +70,9 @@ def tensor_at(torch: Any, matrix: Matrix) -> Any:
 class Unfused:
     """The path without kernels of the bundle: torch.distributed and torch.mm, on whatever device the tensors are.
 
-    For operations that gather the rows of their first operand, that sum over ranks, or that stay on their rank, and
-    multiply or only move; others raise BundleError. Sums over ranks are in fp32 and rounded once, as in the kernels.
+    For operations that gather the rows of their first operand, that sum over ranks, that exchange parts of tensors, or
+    that stay on their rank, and multiply or only move; others raise BundleError. Sums over ranks are in fp32 and rounded
+    once, as in the kernels.
     """
 
     def __init__(self, torch: Any, spec: Spec, group: Any) -> None:
@@ -83,9 +85,12 @@ class Unfused:
             raise BundleError("the library path gathers the rows of the first operand", spec.op, "load the kernels")
         self._torch, self._spec, self._group = torch, spec, group
         self._multiplies = spec.operation.compute == "gemm"
+        self._exchange = LibraryExchange(torch, spec, group) if self._kind == "exchange" else None
 
     def shape(self, shapes: Sequence[Sequence[Any]], world: int) -> list[Any]:
         """The local output of inputs with these local shapes, as declared (B is (K, N)). Sizes may be symbolic."""
+        if self._exchange is not None:
+            return self._exchange.shape(shapes[0], self._torch.distributed.get_rank(self._group))
         rows, *rest = shapes[0]
         whole = [rows, *(shapes[1][1:] if self._multiplies else rest)]
         if self._kind == "gather":
@@ -96,7 +101,9 @@ class Unfused:
 
     def __call__(self, inputs: Sequence[Any], out: Any) -> None:
         """Fill `out` from inputs of this rank. Collective; every rank passes shapes that go together."""
-        if self._kind == "gather":
+        if self._exchange is not None:
+            self._exchange(inputs[0], out)
+        elif self._kind == "gather":
             self._gather(inputs, out)
         elif self._kind == "none":
             product(self._torch, inputs[0], inputs[1], out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import product
 
 from tilescale.codegen.program import Program
 from tilescale.runtime.emulator_report import Range, RunReport, Signalled, StepLog, Waited
@@ -43,7 +44,8 @@ def _declared(step: Step, role: Role, rank: int, number: int, call: int, strides
     if isinstance(step, Clear):
         return StepLog(call, rank, number, writes=(where(step.dst),))
     if isinstance(step, Copy | Reduce):
-        return StepLog(call, rank, number, reads=(where(step.src),), writes=(where(step.dst),))
+        return StepLog(call, rank, number, reads=_joined(map(where, rows_of(step.src))),
+                       writes=_joined(map(where, rows_of(step.dst))))
     if isinstance(step, Sum):
         return StepLog(call, rank, number, reads=_joined(map(where, step.srcs)), writes=(where(step.dst),))
     if isinstance(step, Signal):
@@ -53,6 +55,16 @@ def _declared(step: Step, role: Role, rank: int, number: int, call: int, strides
         target = (call * totals[step.counter] + step.value) % 2**32  # counters and epochs wrap
         return StepLog(call, rank, number, waits=(Waited(step.counter, target, target),))
     return StepLog(call, rank, number, reads=tuple(sorted((where(step.a), where(step.b)))), writes=(where(step.out),))
+
+
+def rows_of(region: Region) -> Iterator[Region]:
+    """The contiguous parts of a region."""
+    if not region.loops:
+        yield region
+        return
+    for index in product(*(range(count) for count, _ in region.loops)):
+        at = sum(i * pitch for i, (_, pitch) in zip(index, region.loops, strict=True))
+        yield Region(region.buffer, region.rank, region.offset + at, region.row)
 
 
 def _joined(ranges: Iterable[Range]) -> tuple[Range, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tilescale.deploy.library import product
 from tilescale.deploy.tensors import Local, contiguous, local_inputs, local_output
-from tilescale.runtime.reference import Sums, add_up
+from tilescale.runtime.reference import Sums, add_up, part_of
 from tilescale.spec.declaration import Spec
 from tilescale.spec.result import (
     Deviation,
@@ -130,7 +130,8 @@ class Workload:
     def _expected(self, result: Result, call: int) -> Expected:
         integers = call == EXACT_CALL
         if result.only_moves:
-            return Expected(self._load(result.terms[0][0], call))
+            joined = self._load(result.terms[0][0], call)
+            return Expected(part_of(result, joined, TorchArrays(self._torch, self._device)).contiguous())
         allowed = deviation(self.spec, result, integers)
         sums = add_up(result, lambda factor: self._load(factor, call), TorchArrays(self._torch, self._device),
                       magnitude=bool(allowed.magnitude), spread=result.sums)
@@ -186,6 +187,9 @@ class TorchArrays:
             a, b = a.float(), b.float()
         product(torch, a.abs(), b.abs(), found)
         return found
+
+    def turned(self, values: Any, order: tuple[int, ...]) -> Any:
+        return values.permute(order)
 
 
 def place_on(torch: Any, device: str) -> Place:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tilescale.deploy.exchanging import LibraryExchange
 from tilescale.deploy.library import product
 from tilescale.errors import RunnerError
 from tilescale.runtime.gpu_check import CALLS, Workload
@@ -204,7 +205,13 @@ def nccl(rank: Rank, work: Workload, meet: Meet) -> Path:
         distributed.all_reduce(data.out, group=group)
         return data.out
 
-    return as_peer(work, {"gather": gather, "reduce_scatter": reduce_scatter, "all_reduce": all_reduce}[work.kind])
+    def exchange(number: int) -> Any:
+        data = work.calls[number]
+        LibraryExchange(torch, work.spec, group)(data.inputs[0], data.out)
+        return data.out
+
+    return as_peer(work, {"gather": gather, "reduce_scatter": reduce_scatter, "all_reduce": all_reduce,
+                          "exchange": exchange}[work.kind])
 
 
 _GROUPS: dict[str, Any] = {}

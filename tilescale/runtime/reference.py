@@ -30,6 +30,10 @@ class Arrays(Protocol):
         """abs(a) @ abs(b); some three digits are enough."""
         ...
 
+    def turned(self, values: Any, order: tuple[int, ...]) -> Any:
+        """With its dimensions in another order."""
+        ...
+
 
 class NumpyArrays:
     """Everything in fp64, which its arrays are already."""
@@ -42,6 +46,16 @@ class NumpyArrays:
 
     def magnitudes(self, a: Any, b: Any) -> Any:
         return np.abs(a) @ np.abs(b)
+
+    def turned(self, values: Any, order: tuple[int, ...]) -> Any:
+        return np.transpose(values, order)
+
+
+def part_of(result: Result, joined: Any, arrays: Arrays) -> Any:
+    """What the output takes of a first factor, whose ranks are joined: a view."""
+    if result.size is not None:
+        joined = joined[(slice(None),) * result.dim + (slice(result.start, result.start + result.size),)]
+    return arrays.turned(joined, result.order) if result.order else joined
 
 
 @dataclass
@@ -67,8 +81,7 @@ def add_up(result: Result, load: Load, arrays: Arrays, *, magnitude: bool, sprea
     sums: Sums | None = None
     for term in result.terms:
         first, *rest = (load(factor) for factor in term)
-        if result.size is not None:
-            first = first[(slice(None),) * result.dim + (slice(result.start, result.start + result.size),)]
+        first = part_of(result, first, arrays)
         if sums is None:
             shape = (*first.shape[:-1], rest[0].shape[-1]) if rest else tuple(first.shape)
             sums = Sums(arrays.zeros(shape, False), arrays.zeros(shape, True) if magnitude else None,

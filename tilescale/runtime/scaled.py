@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, replace
 
+from tilescale.runtime.scaled_exchange import small_exchange
 from tilescale.schedules import tile
+from tilescale.schedules.exchanges import exchanges
 from tilescale.schedules.lower import lower
 from tilescale.schedules.plan import Launch, Plan, Role, Signal
 from tilescale.schedules.schedule import Schedule
@@ -38,6 +40,9 @@ def scaled(spec: Spec, schedule: Schedule) -> Scaled:
     if _is_small(spec, schedule):
         threads = sum(launch.blocks * launch.threads for rank in plan.ranks for launch in rank)
         return Scaled(spec, schedule, plan if threads <= SMALL_THREADS else _on_few_blocks(spec, schedule), False)
+    if exchanges(spec):
+        small_spec, small = small_exchange(spec, schedule)
+        return Scaled(small_spec, small, _on_few_blocks(small_spec, small), True)
     gang = min(2, schedule.num_comm_blocks // schedule.depth) if schedule.num_comm_blocks else 0
     chunks = _chunks(spec, schedule)
     if spec.local:

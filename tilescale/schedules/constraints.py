@@ -9,6 +9,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from tilescale.schedules import tile
+from tilescale.schedules.exchanges import even, exchange_geometry, exchange_of, exchanges
 from tilescale.schedules.knob import BY_NAME
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import geometry_of, summed, sums
@@ -64,13 +65,16 @@ def _copied_row_bytes(spec: Spec) -> int:
     if sums(spec):
         found = summed(spec)
         return math.gcd(found.part_row_bytes, found.out_row_bytes if found.everywhere else 0)
-    return _row_bytes(spec)
+    return exchange_of(spec).alignment if exchanges(spec) else _row_bytes(spec)
 
 
 def _needed_bytes(spec: Spec, s: Schedule) -> int:
     """Bytes a rank holds."""
     if sums(spec):
         return sum(buffer.size * buffer.versions for buffer in geometry_of(spec, s).buffers())
+    if exchanges(spec):
+        buffers = exchange_geometry(spec, s.direction, s.chunk_rows).buffers()
+        return sum(buffer.size * buffer.versions for buffer in buffers)
     return _gathered_bytes(spec)
 
 
@@ -97,7 +101,7 @@ def num_chunks(spec: Spec, s: Schedule) -> int:
     """Chunks of a shard, or of the rows that a rank adds up."""
     if sums(spec):
         return geometry_of(spec, s).max_chunks
-    rows = _local_rows(spec)[0]
+    rows = exchange_of(spec).rows if exchanges(spec) else _local_rows(spec)[0]
     return -(-rows // s.chunk_rows) if s.chunk_rows else 1
 
 
@@ -111,6 +115,8 @@ def _chunk_within_shard(spec: Spec, s: Schedule) -> bool:
 
 def _own_rows(spec: Spec, s: Schedule) -> int:
     """Most rows that chunk_rows cuts, in rows of the first tensor."""
+    if exchanges(spec):
+        return exchange_of(spec).rows
     if not sums(spec):
         return _local_rows(spec)[0]
     found = summed(spec)
@@ -122,13 +128,18 @@ def _whole_tiles(spec: Spec, s: Schedule) -> bool:
     return not _generated(spec, s) or s.chunk_rows % s.block_m == 0 or s.chunk_rows >= _own_rows(spec, s)
 
 
+def _peers(spec: Spec) -> int:
+    """Most peers that a rank sends to."""
+    return exchange_of(spec).peers if exchanges(spec) else spec.world - 1
+
+
 def _depth_within_transfers(spec: Spec, s: Schedule) -> bool:
-    parts = num_chunks(spec, s) * ((spec.world - 1) if s.overlap == "fused" else 1)
+    parts = num_chunks(spec, s) * (_peers(spec) if s.overlap == "fused" else 1)
     return s.depth <= parts
 
 
 def _order_matters(spec: Spec, s: Schedule) -> bool:
-    return s.chunk_order == "peer_major" or (num_chunks(spec, s) > 1 and spec.world > 2)
+    return s.chunk_order == "peer_major" or (num_chunks(spec, s) > 1 and _peers(spec) > 1)
 
 
 def _comm_blocks_fit(spec: Spec, s: Schedule) -> bool:
@@ -203,8 +214,8 @@ def _split_fills(spec: Spec, s: Schedule) -> bool:
 
 
 CONSTRAINTS: tuple[Constraint, ...] = (
-    Constraint("even_shards", "every rank holds the same number of rows",
-               lambda spec, s: sums(spec) or len(set(_local_rows(spec))) == 1),
+    Constraint("even_shards", "every rank holds the same number of rows, before and after an exchange",
+               lambda spec, s: even(spec) if exchanges(spec) else sums(spec) or len(set(_local_rows(spec))) == 1),
     Constraint("even_columns", "every rank holds as many columns, or rows, of B", lambda spec, s: _even_columns(spec)),
     Constraint("gpu_memory", "operands, output and workspace of a rank fit its share of the GPU's memory",
                lambda spec, s: _needed_bytes(spec, s) <= _memory_bytes(spec)),
@@ -226,8 +237,12 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                    and s.compute == "generated")),
     Constraint("streams_carry_products", "chunks of a sum on streams are products; without one, they overlap in one kernel",
                lambda spec, s: not (sums(spec) and spec.operation.compute != "gemm" and s.overlap == "chunked")),
-    Constraint("chunk_count", f"a rank adds up at most {MAX_CHUNKS} chunks",
-               lambda spec, s: not sums(spec) or num_chunks(spec, s) <= MAX_CHUNKS),
+    Constraint("chunk_count", f"a rank adds up, or sends a peer, at most {MAX_CHUNKS} chunks",
+               lambda spec, s: not (sums(spec) or exchanges(spec)) or num_chunks(spec, s) <= MAX_CHUNKS),
+    Constraint("exchange_in_one_kernel", "an exchange overlaps in one kernel, not on streams",
+               lambda spec, s: not (exchanges(spec) and s.overlap == "chunked")),
+    Constraint("engine_contiguous", "a copy engine copies contiguous bytes, not rows at a pitch",
+               lambda spec, s: not exchanges(spec) or s.transport != "copy_engine" or exchange_of(spec).contiguous),
     Constraint("library_dtype", "library products take bfloat16, float16 and float32 operands",
                lambda spec, s: _generated(spec, s) or spec.operation.compute != "gemm" or all(
                    t.dtype in ("bfloat16", "float16", "float32") for t in spec.inputs)),

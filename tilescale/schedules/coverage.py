@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from math import prod
+
+from tilescale.schedules.boxes import Box, Grids, meet, remaining, span
 from tilescale.schedules.footprint import accesses, places
-from tilescale.schedules.plan import Clear, Plan, Reduce
+from tilescale.schedules.plan import Clear, Plan, Reduce, Region
 from tilescale.schedules.story import Counterexample, Place
 
 Intervals = list[tuple[int, int, Place]]
@@ -14,6 +17,9 @@ def check_coverage(plan: Plan) -> Counterexample | None:
 
     Outputs that are added to are left to the data flow, which knows what each holds.
     """
+    grids = Grids(plan)
+    if not grids.plain:
+        return _check_boxes(plan, grids)
     summed = {
         (step.dst.rank, step.dst.buffer) for _, _, step in places(plan) if isinstance(step, Reduce | Clear)
     }
@@ -37,6 +43,58 @@ def check_coverage(plan: Plan) -> Counterexample | None:
         if problem:
             return problem
     return None
+
+
+def _check_boxes(plan: Plan, grids: Grids) -> Counterexample | None:
+    """The same where regions are boxes of grids."""
+    roles = {b.name: b.role for b in plan.buffers}
+    writes: dict[tuple[int, str], list[tuple[Box, Place]]] = {}
+    reads: list[tuple[Region, Place]] = []
+    for place, _, step in places(plan):
+        for region, write in accesses(step):
+            if write:
+                writes.setdefault((region.rank, region.buffer), []).append((grids.box(region), place))
+            elif roles[region.buffer] != "input":
+                reads.append((region, place))
+    for rank in range(plan.world):
+        for buffer in plan.buffers:
+            if buffer.role == "output":
+                problem = _boxes_once(rank, buffer.name, grids, writes.get((rank, buffer.name), []))
+                if problem:
+                    return problem
+    exact = {key: {box for box, _ in found} for key, found in writes.items()}
+    for region, place in reads:
+        box, key = grids.box(region), (region.rank, region.buffer)
+        if box in exact.get(key, ()):
+            continue
+        left = remaining(box, (written for written, _ in writes.get(key, [])))
+        if left:
+            low, high = span(left[0], grids.grids[region.buffer])
+            return Counterexample("data_flow", f"nothing writes byte {low} of {region.buffer} of rank {region.rank}, which "
+                                  "is read", (place,), region.buffer, region.rank, low, high - low)
+    return None
+
+
+def _boxes_once(rank: int, name: str, grids: Grids, writes: list[tuple[Box, Place]]) -> Counterexample | None:
+    grid = grids.grids[name]
+    left: list[Box] = [tuple((0, size) for size in grid)]
+    for at, (box, place) in enumerate(writes):
+        rest = [part for each in left for part in remaining(each, [box])]
+        if _volume(left) - _volume(rest) < _volume([box]):
+            other, twice = next((p, shared) for written, p in writes[:at] if (shared := meet(written, box)) is not None)
+            low, high = span(twice, grid)
+            return Counterexample("coverage", f"output {name} of rank {rank} is written twice in one call", (place, other),
+                                  name, rank, low, high - low)
+        left = rest
+    if left:
+        low, high = span(left[0], grid)
+        return Counterexample("coverage", f"nothing writes bytes {low} to {high} of output {name} of rank {rank}",
+                              (Place(rank),), name, rank, low, high - low)
+    return None
+
+
+def _volume(boxes: list[Box]) -> int:
+    return sum(prod(high - low for low, high in box) for box in boxes)
 
 
 def _exactly_once(rank: int, name: str, size: int, writes: Intervals) -> Counterexample | None:

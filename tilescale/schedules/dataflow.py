@@ -88,7 +88,7 @@ class DataFlow:
 
     def check(self) -> Counterexample | None:
         """The first step that reads what it must not, or output that holds the wrong rows."""
-        for agent, position in _visits(self.model, self.run):
+        for agent, position in visits(self.model, self.run):
             program = self.model.agents[agent]
             call, relative = divmod(position, max(1, len(program.operations)))
             if program.label == CALLER:
@@ -299,7 +299,7 @@ def _told(piece: Piece) -> str:
     return _say(piece[2], piece[0], piece[1])
 
 
-def _visits(model: Model, run: Run) -> Iterator[tuple[int, int]]:
+def visits(model: Model, run: Run) -> Iterator[tuple[int, int]]:
     """(agent, position) in the order in which the run comes to them."""
     started: set[int] = set()
     for agent, first, last in run.segments:

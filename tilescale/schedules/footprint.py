@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from math import prod
 from typing import Any
 
+from tilescale.schedules.boxes import Box, Grids, axes, box_of, grid_of, meet, remaining, span
 from tilescale.schedules.plan import (
     Buffer,
     Clear,
@@ -72,7 +74,8 @@ def describe(step: Step) -> str:
 
 
 def _region(region: Region) -> str:
-    return f"{region.buffer}[{region.offset}:{region.end}] of rank {region.rank}"
+    loops = "".join(f", {count} at {pitch}" for count, pitch in region.loops)
+    return f"{region.buffer}[{region.offset}:{region.offset + region.row}{loops}] of rank {region.rank}"
 
 
 def _refuse(rule: str, message: str, place: Place, region: Region | None = None) -> Counterexample:
@@ -91,6 +94,8 @@ def check_structure(plan: Plan) -> Counterexample | None:
                 f"buffer {buffer.name} must have its own name, a role of {ROLES}, one or two "
                 f"versions and a size; got {buffer}",
             )
+        if buffer.grid and (min(buffer.grid) < 1 or prod(buffer.grid) != buffer.size):
+            return Counterexample("structure", f"a grid must hold the bytes of its buffer; got {buffer}")
     problem = _check_goal(plan)
     if problem:
         return problem
@@ -112,6 +117,8 @@ def _check_goal(plan: Plan) -> Counterexample | None:
             "structure",
             f"the goal's operand must be an input and its output an output; got {goal.operand} and {goal.output}",
         )
+    if goal.pieces:
+        return _check_pieces(plan)
     starts = goal.starts
     if len(starts) != plan.world + 1 or starts[0] != 0 or any(a > b for a, b in pairwise(starts)):
         return Counterexample("structure", f"the goal needs one rising start a rank and the total; got {starts}")
@@ -126,6 +133,29 @@ def _check_goal(plan: Plan) -> Counterexample | None:
             f"the shards must be whole rows and the output one row for each; got {goal} and an "
             f"output of {plan.buffer(goal.output).size} bytes",
         )
+    return None
+
+
+def _check_pieces(plan: Plan) -> Counterexample | None:
+    """The pieces are boxes of operands and outputs, and cover each output once."""
+    goal, wanted = plan.goal, dict[int, list[Box]]()
+    grids = {name: grid_of(plan.buffer(name)) for name in (goal.operand, goal.output)}
+    for target, source in goal.pieces:
+        box, known = box_of(target, grids[goal.output]), source.buffer == goal.operand and target.buffer == goal.output
+        fits = target.size == source.size and box_of(source, grids[goal.operand]) is not None
+        if not known or not fits or box is None or axes(source, target, (grids[goal.operand], grids[goal.output])) is None:
+            return Counterexample(
+                "structure",
+                f"a piece must go from the operand to the output, from a box to one of its shape; got {_region(source)} "
+                f"to {_region(target)}",
+            )
+        wanted.setdefault(target.rank, []).append(box)
+    for rank in range(plan.world):
+        boxes = wanted.get(rank, [])
+        left = remaining(tuple((0, size) for size in grids[goal.output]), boxes)
+        twice = sum(prod(high - low for low, high in box) for box in boxes) > plan.buffer(goal.output).size
+        if left or twice:
+            return Counterexample("structure", f"the pieces must cover the output of rank {rank}, each byte once")
     return None
 
 
@@ -162,7 +192,7 @@ Problem = tuple[str, str]  # rule, message
 
 def check_steps(plan: Plan) -> Counterexample | None:
     """Bounds, peer visibility, ranks, counters, and shapes of every step."""
-    buffers = {b.name: b for b in plan.buffers}
+    buffers, grids = {b.name: b for b in plan.buffers}, Grids(plan)
     checks: dict[type, Callable[[Plan, int, Any], Problem | None]] = {
         Copy: _check_copy,
         Reduce: _check_reduce,
@@ -178,7 +208,7 @@ def check_steps(plan: Plan) -> Counterexample | None:
                 problem = _check_region(plan, rank, region, write, buffers.get(region.buffer))
                 if problem:
                     return _refuse(*problem, _place(rank, number, launch, role, step), region)
-            clash = _overlapping(step)
+            clash = _overlapping(step, grids)
             if clash is not None:
                 message = "a step writes bytes that it also reads"
                 return _refuse("race", message, _place(rank, number, launch, role, step), clash)
@@ -193,6 +223,8 @@ def _check_region(plan: Plan, rank: int, region: Region, write: bool, buffer: Bu
         return "bounds", f"{_region(region)} is not in a buffer of the plan"
     if region.offset < 0 or region.size <= 0 or region.end > buffer.size:
         return "bounds", f"{_region(region)} is not inside a buffer of {buffer.size} bytes"
+    if (region.loops or buffer.grid) and box_of(region, grid_of(buffer)) is None:
+        return "structure", f"{_region(region)} must be a box of the grid {grid_of(buffer)} of its buffer"
     if region.rank != rank and not buffer.peer_visible:
         return "visibility", f"rank {rank} uses {region.buffer} of rank {region.rank}, which peers cannot see"
     if write and buffer.role == "input":
@@ -200,13 +232,14 @@ def _check_region(plan: Plan, rank: int, region: Region, write: bool, buffer: Bu
     return None
 
 
-def _overlapping(step: Step) -> Region | None:
+def _overlapping(step: Step, grids: Grids) -> Region | None:
     touched = accesses(step)
     for region, write in touched:
         for other, other_write in touched:
             if write and not other_write and (region.rank, region.buffer) == (other.rank, other.buffer):
-                low, high = max(region.offset, other.offset), min(region.end, other.end)
-                if low < high:
+                shared = meet(grids.box(region), grids.box(other))
+                if shared is not None:
+                    low, high = span(shared, grids.grids[region.buffer])
                     return Region(region.buffer, region.rank, low, high - low)
     return None
 
@@ -218,10 +251,17 @@ def _place(rank: int, number: int, launch: Launch, role: Role, step: Step) -> Pl
 def _check_copy(plan: Plan, rank: int, step: Copy) -> Problem | None:
     if step.src.size != step.dst.size:
         return "copy_size", f"a copy reads as many bytes as it writes; got {step.src.size} and {step.dst.size}"
+    if not (step.src.loops or step.dst.loops):
+        return None
+    grids = tuple(grid_of(plan.buffer(region.buffer)) for region in (step.src, step.dst))
+    if axes(step.src, step.dst, (grids[0], grids[1])) is None:
+        return "copy_size", f"a copy takes rows of one shape from one place to another; got {describe(step)}"
     return None
 
 
 def _check_reduce(plan: Plan, rank: int, step: Reduce) -> Problem | None:
+    if step.src.loops or step.dst.loops:
+        return "copy_size", f"a reduction is of contiguous bytes; got {describe(step)}"
     size = SUMMED.get(step.element)
     whole = size is not None and not any(r.offset % size or r.size % size for r in (step.src, step.dst))
     if not whole or step.src.size != step.dst.size:

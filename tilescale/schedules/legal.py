@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from tilescale.errors import ScheduleError, SpecError, nearest
 from tilescale.schedules.algorithms import ALGORITHMS
+from tilescale.schedules.exchanges import exchange_of, exchanges
 from tilescale.schedules.knob import BY_NAME
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import sums
@@ -73,6 +74,8 @@ def _check_algorithm(spec: Spec, s: Schedule) -> None:
     if s.algorithm not in known:
         raise ScheduleError(f"algorithms of {spec.op} are {', '.join(map(str, known))}", f"algorithm={s.algorithm!r}",
                             "use one of these")
+    if exchanges(spec):
+        _check_exchange(spec, s)
     if not sums(spec):
         return
     if s.direction == "pull" and s.transport != "peer_copy":
@@ -85,6 +88,20 @@ def _check_algorithm(spec: Spec, s: Schedule) -> None:
     if s.overlap == "chunked" and spec.operation.compute != "gemm":
         raise ScheduleError("chunks of a sum on streams are products", f"{spec.op}, overlap='chunked'",
                             "use overlap='fused' or 'none'")
+
+
+def _check_exchange(spec: Spec, s: Schedule) -> None:
+    if s.overlap == "chunked":
+        raise ScheduleError("an exchange overlaps in one kernel", f"{spec.op}, overlap='chunked'",
+                            "use overlap='fused' or 'none'")
+    if TRANSPORTS[s.transport].agent != "copy_engine":
+        return
+    if not exchange_of(spec).contiguous:
+        raise ScheduleError("a copy engine copies contiguous bytes", f"{spec.label}, transport={s.transport!r}",
+                            "use transport='peer_copy' or 'tma'")
+    if s.direction == "pull" and s.overlap == "fused":
+        raise ScheduleError("a fused exchange has a kernel beside its copies", "a copy engine that pulls, overlap='fused'",
+                            "use overlap='none' or direction='push'")
 
 
 def _check_copying(s: Schedule, sends: bool) -> None:

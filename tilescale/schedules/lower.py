@@ -7,6 +7,9 @@ from functools import lru_cache
 
 from tilescale.schedules import legal, tile
 from tilescale.schedules.algorithms import ALGORITHMS
+from tilescale.schedules.exchange import ExchangePlan, ExchangeShape, exchange_fused, exchange_none
+from tilescale.schedules.exchange import counters as exchange_counters
+from tilescale.schedules.exchanges import exchange_geometry, exchanges
 from tilescale.schedules.gather import RankPlan, Shape, lower_chunked, lower_fused, lower_none
 from tilescale.schedules.geometry import geometry
 from tilescale.schedules.local import lower_local
@@ -22,6 +25,7 @@ COPY_OUT_BLOCKS = 8
 WINDOW_ROWS = 80  # of a step table in shared memory: more than the ranks of the largest sum
 WINDOW_BYTES = WINDOW_ROWS * 64
 _OVERLAPS = {"none": lower_none, "chunked": lower_chunked, "fused": lower_fused}
+_EXCHANGE_OVERLAPS = {"none": exchange_none, "fused": exchange_fused}
 _SUM_OVERLAPS = {"none": sum_none, "chunked": sum_chunked, "fused": sum_fused}
 
 
@@ -88,11 +92,28 @@ def _sum_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
                 sm_share=share, smem_limit=spec.topology.gpu.smem_bytes)
 
 
+def _exchange_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
+    geo, transport = exchange_geometry(spec, schedule.direction, schedule.chunk_rows), TRANSPORTS[schedule.transport]
+    shape = ExchangeShape(
+        order=schedule.chunk_order, engine=transport.agent == "copy_engine", depth=schedule.depth,
+        comm_blocks=schedule.num_comm_blocks, work_blocks=work_blocks(spec, schedule, share), copy_threads=COPY_THREADS,
+        copy_shared=transport.shared_bytes)
+    ranks = []
+    for rank in range(spec.world):
+        plan = ExchangePlan(geo, shape, rank)
+        _EXCHANGE_OVERLAPS[schedule.overlap](plan)
+        ranks.append(tuple(plan.launches))
+    return Plan(op=spec.op, buffers=geo.buffers(), counters=exchange_counters(geo), ranks=tuple(ranks), goal=geo.goal(),
+                sm_share=share, smem_limit=spec.topology.gpu.smem_bytes)
+
+
 @lru_cache(maxsize=256)
 def _structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
     """The plan but for the sizes of kernels that multiply."""
     if sums(spec):
         return _sum_structure(spec, schedule, share)
+    if exchanges(spec):
+        return _exchange_structure(spec, schedule, share)
     geo = geometry(spec, schedule)
     transport = TRANSPORTS[schedule.transport]
     shape = Shape(

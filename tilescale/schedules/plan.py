@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 
 from tilescale import canon
 
@@ -21,7 +22,8 @@ class Buffer:
 
     `role`: "input" (the caller writes it before every call), "output" (the caller reads it after every call) or
     "workspace". `peer_visible` buffers may appear in regions of other ranks. With `versions` 2, odd and even calls use
-    different halves. `zeroed`: all zeros when the workspace is made.
+    different halves. `zeroed`: all zeros when the workspace is made. `grid`: where regions have loops, the row-major shape
+    that they are boxes of, outermost dimension first, the innermost in bytes; () for plain bytes.
     """
 
     name: str
@@ -30,26 +32,40 @@ class Buffer:
     peer_visible: bool = False
     versions: int = 1
     zeroed: bool = False
+    grid: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Region:
-    """`size` contiguous bytes from `offset` in the current version of `buffer` of `rank`."""
+    """`size` bytes from `offset` in the current version of `buffer` of `rank`.
+
+    Contiguous without `loops`; else rows of equal size, one for every index of the loops, which are (count, pitch) from the
+    outermost to the innermost: index i of a loop stands i * pitch bytes further. `end` is behind the last byte.
+    """
 
     buffer: str
     rank: int
     offset: int
     size: int
+    loops: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def row(self) -> int:
+        """Contiguous bytes."""
+        return self.size // prod(count for count, _ in self.loops) if self.loops else self.size
 
     @property
     def end(self) -> int:
-        return self.offset + self.size
+        if not self.loops:
+            return self.offset + self.size
+        return self.offset + self.row + sum((count - 1) * pitch for count, pitch in self.loops)
 
 
 @dataclass(frozen=True)
 class Copy:
     """Copy `src` to `dst` (equal sizes), shared evenly by the blocks of the role; complete when the step ends.
 
+    Both have loops of the same counts, or none: rows are taken in the order of the loops, so a copy may transpose.
     With a peer's buffer as `dst` it is a put, as `src` a get.
     """
 
@@ -193,6 +209,7 @@ class Goal:
     reduces: bool = False
     part_row_bytes: int = 0
     scattered: bool = False
+    pieces: tuple[tuple[Region, Region], ...] = ()
 
     @property
     def product_row_bytes(self) -> int:
@@ -201,6 +218,8 @@ class Goal:
 
     def output_span(self, rank: int, size: int) -> tuple[int, int]:
         """First byte of the whole output that the output of `rank` (a buffer of `size` bytes) holds, and how many."""
+        if self.pieces:
+            return 0, size
         whole = self.starts[-1] // self.row_bytes * self.output_row_bytes
         if size == whole and not self.scattered:
             return 0, size

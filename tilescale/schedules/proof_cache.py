@@ -23,9 +23,11 @@ RECENT = 128  # plans
 # The files that decide what a proof means: a change of any of them makes all kept proofs void.
 SOURCES = (
     "agents.py",
+    "boxes.py",
     "coverage.py",
     "dataflow.py",
     "footprint.py",
+    "movement.py",
     "order.py",
     "phases.py",
     "plan.py",

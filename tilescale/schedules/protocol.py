@@ -9,11 +9,13 @@ cover (bounds, shapes, coverage, residency, resources, counter range) is checked
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from math import gcd
 
 from tilescale import canon
+from tilescale.schedules.boxes import Grids, pitches, walk_of
 from tilescale.schedules.footprint import accesses, counter_totals
-from tilescale.schedules.plan import Copy, Gemm, Plan, Reduce, Region, Role, Signal, Step, Sum, Wait
+from tilescale.schedules.plan import Buffer, Copy, Gemm, Plan, Reduce, Region, Role, Signal, Step, Sum, Wait
 
 Form = tuple[object, ...]
 
@@ -41,7 +43,7 @@ def protocol(plan: Plan) -> Form:
                 for launch in launches
             )
         )
-    buffers = tuple((b.role, b.versions, b.zeroed, units.whole(b.name, b.size)) for b in plan.buffers)
+    buffers = tuple((b.role, b.versions, b.zeroed, units.whole(b.name, b.size), *units.grid(b)) for b in plan.buffers)
     goal = (
         numbers[plan.goal.operand],
         numbers[plan.goal.output],
@@ -50,6 +52,7 @@ def protocol(plan: Plan) -> Form:
         plan.goal.scattered,
         plan.goal.part_row_bytes > 0,
         tuple(units.scale(plan.goal.operand, s) for s in plan.goal.starts),
+        *(units.region(region, numbers) for piece in plan.goal.pieces for region in piece),
     )
     phases = tuple((phase.counter, phase.arrivals) for phase in plan.phases)
     return (plan.counters, buffers, goal, phases, tuple(ranks))
@@ -65,11 +68,13 @@ class _Units:
         grain = 0
         lengths = [(goal.operand, s) for s in goal.starts]
         lengths += [(b.name, b.size) for b in plan.buffers if b.name not in self.local]
-        for _, step in _steps(plan):
-            for region, _ in accesses(step):
-                if region.buffer not in self.local:
-                    lengths += [(region.buffer, region.offset), (region.buffer, region.size)]
-        for name, length in set(lengths):  # any order gives the same grain
+        regions = [region for _, step in _steps(plan) for region, _ in accesses(step)]
+        for region in (*regions, *(region for piece in goal.pieces for region in piece)):
+            if region.buffer not in self.local:
+                lengths += [(region.buffer, region.offset), (region.buffer, region.row)]
+                lengths += [(region.buffer, pitch) for _, pitch in region.loops]
+        grids = [(b.name, pitch) for b in plan.buffers if b.grid for pitch in pitches(b.grid)[:-1]]
+        for name, length in {*lengths, *grids}:  # any order gives the same grain
             whole, rest = divmod(length, rows[name])
             grain = gcd(grain, whole)
             if rest:
@@ -83,6 +88,10 @@ class _Units:
     def whole(self, buffer: str, size: int) -> int:
         return 1 if buffer in self.local else self.scale(buffer, size)
 
+    def grid(self, buffer: Buffer) -> Form:
+        """The dimensions of a grid, the innermost in units."""
+        return (buffer.grid[:-1], self.scale(buffer.name, buffer.grid[-1])) if buffer.grid else ()
+
     def region(self, region: Region, numbers: dict[str, int]) -> Form:
         if region.buffer in self.local:
             return (numbers[region.buffer], region.rank)
@@ -91,6 +100,7 @@ class _Units:
             region.rank,
             self.scale(region.buffer, region.offset),
             self.scale(region.buffer, region.size),
+            *((count, self.scale(region.buffer, pitch)) for count, pitch in region.loops),
         )
 
 
@@ -166,24 +176,27 @@ def rotates(plan: Plan) -> bool:
     """
     if plan.world < 2:
         return False
-    pieces = _pieces(plan)
-    return _seen_from(plan, pieces, 0) == _seen_from(plan, pieces, 1)
+    grids = Grids(plan)
+    pieces = _pieces(plan, grids)
+    return _seen_from(_View(plan, pieces, grids, 0)) == _seen_from(_View(plan, pieces, grids, 1))
 
 
-Cuts = dict[tuple[str, int], dict[int, int]]
+Cuts = dict[tuple[str, int], list[dict[int, int]]]
 
 
-def _pieces(plan: Plan) -> Cuts:
-    """For each buffer of each rank, the number of each offset at which some region starts or ends."""
-    cuts: dict[tuple[str, int], set[int]] = {}
+def _pieces(plan: Plan, grids: Grids) -> Cuts:
+    """For each buffer of each rank, the number of each index at which some region starts or ends, by dimension."""
+    cuts: dict[tuple[str, int], list[set[int]]] = {}
     for _, step in _steps(plan):
         for region, _ in accesses(step):
-            cuts.setdefault((region.buffer, region.rank), set()).update((region.offset, region.end))
-    return {key: {offset: i for i, offset in enumerate(sorted(offsets))} for key, offsets in cuts.items()}
+            box = grids.box(region)
+            for found, edges in zip(cuts.setdefault((region.buffer, region.rank), [set() for _ in box]), box, strict=True):
+                found.update(edges)
+    return {key: [{at: i for i, at in enumerate(sorted(found))} for found in dims] for key, dims in cuts.items()}
 
 
-def _seen_from(plan: Plan, pieces: Cuts, base: int) -> Form:
-    view = _View(plan, pieces, base)
+def _seen_from(view: _View) -> Form:
+    plan, base = view.plan, view.base
     order = [(base + i) % plan.world for i in range(plan.world)]
     for writes in (True, False):  # what is written is usually one piece, which leaves no choice of names
         for rank in order:
@@ -199,14 +212,17 @@ def _seen_from(plan: Plan, pieces: Cuts, base: int) -> Form:
 class _View:
     """The plan with ranks counted from `base`, and counters and pieces of buffers named by first use."""
 
-    def __init__(self, plan: Plan, pieces: Cuts, base: int) -> None:
-        self.plan, self.pieces, self.base = plan, pieces, base
+    def __init__(self, plan: Plan, pieces: Cuts, grids: Grids, base: int) -> None:
+        self.plan, self.pieces, self.grids, self.base = plan, pieces, grids, base
         self.names: dict[tuple[object, ...], int] = {}
 
     def cells(self, region: Region) -> Form:
-        table, names = self.pieces[region.buffer, region.rank], self.names
-        span = range(table[region.offset], table[region.end])
-        return tuple(sorted(names.setdefault((region.buffer, region.rank, i), len(names)) for i in span))
+        tables, names = self.pieces[region.buffer, region.rank], self.names
+        if self.grids.plain:
+            span = range(tables[0][region.offset], tables[0][region.end])
+            return tuple(sorted(names.setdefault((region.buffer, region.rank, i), len(names)) for i in span))
+        spans = [range(table[low], table[high]) for table, (low, high) in zip(tables, self.grids.box(region), strict=True)]
+        return tuple(sorted(names.setdefault((region.buffer, region.rank, i), len(names)) for i in product(*spans)))
 
     def counter(self, rank: int, counter: int) -> int:
         return self.names.setdefault((rank, counter), len(self.names))
@@ -238,4 +254,5 @@ class _View:
         return (type(step).__name__.lower(), *regions)
 
     def region(self, region: Region) -> Form:
-        return (region.buffer, (region.rank - self.base) % self.plan.world, self.cells(region))
+        turn = tuple(pitch for _, pitch in walk_of(region)) if region.loops else ()
+        return (region.buffer, (region.rank - self.base) % self.plan.world, self.cells(region), *turn)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilescale.schedules.agents import CALLER, Model, Work
+from tilescale.schedules.boxes import Box, Grids, grid_of, meet, span, walk_of
 from tilescale.schedules.footprint import accesses
 from tilescale.schedules.order import needs
 from tilescale.schedules.plan import Buffer, Gemm, Reduce, Step, Sum
@@ -20,14 +21,15 @@ CHUNK = 1 << 22  # entries of one overlap matrix
 
 @dataclass(frozen=True)
 class Access:
-    """One access of one call: by `agent` at `position`, to bytes low to high of a buffer of a rank."""
+    """One access of one call: by `agent` at `position`, to a box of a buffer of a rank: bytes low to high where its grid is
+    plain bytes. `walk`: in which order its bytes are taken, 0 for that of memory."""
 
     agent: int
     position: int
-    low: int
-    high: int
+    box: Box
     write: bool
     work: Work | None  # None: the caller's
+    walk: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,19 +58,21 @@ def shared_by_bytes(step: Step) -> bool:
 def footprints(model: Model) -> Memory:
     """The accesses of one call to each buffer of each rank that anything touches."""
     memory: Memory = {}
-    plan = model.plan
+    plan, grids, walks = model.plan, Grids(model.plan), dict[tuple[tuple[int, int], ...], int]()
     for index, agent in enumerate(model.agents):
         for work in agent.work:
             for region, write in accesses(work.step):
+                order = walk_of(region) if region.loops else ()
+                walk = walks.setdefault(order, len(walks) + 1) if len(order) > 1 else 0
                 memory.setdefault((region.rank, region.buffer), []).append(
-                    Access(index, work.position, region.offset, region.end, write, work)
+                    Access(index, work.position, grids.box(region), write, work, walk)
                 )
         if agent.label == CALLER:
             for buffer in plan.buffers:
                 if buffer.role != "workspace":
-                    written = buffer.role == "input"
+                    written, whole = buffer.role == "input", tuple((0, size) for size in grids.grids[buffer.name])
                     memory.setdefault((agent.rank, buffer.name), []).append(
-                        Access(index, 0 if written else len(agent.operations), 0, buffer.size, written, None)
+                        Access(index, 0 if written else len(agent.operations), whole, written, None)
                     )
     return memory
 
@@ -123,7 +127,10 @@ class RaceCheck:
                 if bad.any():
                     which = int(np.argmax(bad))
                     x, y = found[int(xs[which])], found[int(ys[which])]
-                    return Race(rank, buffer.name, max(x.low, y.low), min(x.high, y.high), (x, call_x), (y, call_y))
+                    shared = meet(x.box, y.box)
+                    assert shared is not None
+                    low, last = span(shared, grid_of(buffer))
+                    return Race(rank, buffer.name, low, last, (x, call_x), (y, call_y))
         return None
 
     def _before(self, agent_x: Ints, at_x: Ints, agent_y: Ints, at_y: Ints) -> npt.NDArray[np.bool_]:
@@ -139,8 +146,10 @@ class RaceCheck:
 
 def _overlaps(model: Model, found: list[Access]) -> Iterator[tuple[Ints, Ints]]:
     """Pairs (write, any) of accesses that overlap and may be made by different blocks."""
-    low = np.array([a.low for a in found], dtype=np.int64)
-    high = np.array([a.high for a in found], dtype=np.int64)
+    dims = range(len(found[0].box) if found else 0)
+    low = [np.array([a.box[dim][0] for a in found], dtype=np.int64) for dim in dims]
+    high = [np.array([a.box[dim][1] for a in found], dtype=np.int64) for dim in dims]
+    walk = np.array([a.walk for a in found])
     agent = np.array([a.agent for a in found], dtype=np.int64)
     shared = np.array([a.work is not None and a.work.blocks > 1 for a in found])
     copies = np.array([a.work is not None and shared_by_bytes(a.work.step) for a in found])
@@ -150,13 +159,17 @@ def _overlaps(model: Model, found: list[Access]) -> Iterator[tuple[Ints, Ints]]:
     rows = max(1, CHUNK // max(1, len(found)))
     for start in range(0, len(writes), rows):
         w = writes[start : start + rows]
-        overlap = (low[w][:, None] < high[None, :]) & (low[None, :] < high[w][:, None])
+        overlap = np.ones((len(w), len(found)), dtype=np.bool_)
+        for first, last in zip(low, high, strict=True):
+            overlap &= (first[w][:, None] < last[None, :]) & (first[None, :] < last[w][:, None])
         i, ys = np.nonzero(overlap)
         xs = w[i]
         # One block is ordered with itself. The blocks of a role share a copy by its bytes, so two copies of the same
-        # bytes are made by the same blocks, and so is the same step in another call.
+        # bytes, taken in the same order, are made by the same blocks, and so is the same step in another call.
         same = (agent[xs] == agent[ys]) & ~(shared[xs] & shared[ys])
-        same_bytes = copies[xs] & copies[ys] & (low[xs] == low[ys]) & (high[xs] == high[ys])
+        same_bytes = copies[xs] & copies[ys] & (walk[xs] == walk[ys])
+        for first, last in zip(low, high, strict=True):
+            same_bytes &= (first[xs] == first[ys]) & (last[xs] == last[ys])
         same |= (agent[xs] == agent[ys]) & (same_bytes | (number[xs] == number[ys]))
         same |= adds[xs] & adds[ys]  # additions commute
         yield xs[~same], ys[~same]

@@ -14,6 +14,7 @@ from tilescale.schedules.coverage import check_coverage
 from tilescale.schedules.dataflow import DataFlow
 from tilescale.schedules.explain import tell_deadlock, tell_race
 from tilescale.schedules.footprint import check_steps, check_structure
+from tilescale.schedules.movement import Movement
 from tilescale.schedules.order import maximal
 from tilescale.schedules.phases import check_phase_counts, check_phases
 from tilescale.schedules.plan import Plan
@@ -87,4 +88,4 @@ def check_protocol(plan: Plan, calls: int = CALLS) -> tuple[Counterexample | Non
     stats = Stats(operations, len(model.agents), check.pairs, check.runs, symmetric)
     if race is not None:
         return tell_race(model, race), stats
-    return DataFlow(model, run).check(), stats
+    return (Movement(model, run) if plan.goal.pieces else DataFlow(model, run)).check(), stats

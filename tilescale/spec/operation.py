@@ -10,12 +10,14 @@ from tilescale.registry import Registry
 
 if TYPE_CHECKING:
     from tilescale.spec.declaration import Spec
+    from tilescale.spec.result import Result
 
 
 @dataclass(frozen=True)
 class Move:
-    """Data that must cross links: ``kind`` (gather, reduce_scatter, all_reduce, all_to_all, broadcast, shift, dispatch,
-    combine), of input ``operand`` (-1: the output), along dimension ``dim`` of that tensor."""
+    """Data that must cross links: ``kind`` (gather, reduce_scatter, all_reduce, dispatch, combine, or exchange: every rank
+    receives parts of what ranks hold, as ``Operation.holds`` says), of input ``operand`` (-1: the output), along
+    dimension ``dim`` of that tensor."""
 
     kind: str
     operand: int
@@ -38,7 +40,8 @@ class Operation:
     most must receive over links, the minimum of any algorithm without in-network reduction. ``check(spec)`` raises
     SpecError for rules of this operation alone. ``compute``: "gemm", "copy" (elements only move or are added) or None.
     ``kernels``: whether kernels exist; where not, ``remedy`` says in a sentence what to do instead. ``limits(spec)``:
-    a sentence why an operation with kernels has none for this spec, else "".
+    a sentence why an operation with kernels has none for this spec, else "". ``holds(spec, rank)``: of an exchange, what
+    ``rank`` receives; from this its schedules, proofs, checks and library path follow.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Operation:
     remedy: str = ""
     check: Callable[[Spec], None] = _fine
     limits: Callable[[Spec], str] = _no_limit
+    holds: Callable[[Spec, int], Result] | None = None
 
 
 OPERATIONS: Registry[Operation] = Registry("operation", package="tilescale.spec.ops")

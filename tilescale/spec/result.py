@@ -39,13 +39,15 @@ Term = tuple[Factor, ...]  # a tensor, or two matrices that are multiplied
 class Result:
     """The output of a rank: of the sum of ``terms`` the part [start, start + size) along ``dim``; all with size None.
 
-    ``size`` may be 0. A product is cut along its rows alone, so that its first factor can be cut instead.
+    ``size`` may be 0. A product is cut along its rows alone, so that its first factor can be cut instead. ``order``: of
+    elements that only move, the dimensions in the order in which the output has them; () for their own.
     """
 
     terms: tuple[Term, ...]
     dim: int = 0
     start: int = 0
     size: int | None = None
+    order: tuple[int, ...] = ()
 
     @property
     def only_moves(self) -> bool:

@@ -2,7 +2,7 @@
 
     title = "..."
     [topology]                 # kind "real" (default), "shared_gpu" or "scale_model"; name or file, ranks
-    [[workload]]               # name; a, b, out | x, w, out | x, to; and op to check the derivation against
+    [[workload]]               # name; a, b, out | x, w, out | x, to | x, k; and op to check the derivation against
     [space]                    # optional: knob = [allowed values]
     [tune]                     # optional: trials, seconds, seed, strategy
     [export]                   # optional: dir, relative to the recipe
@@ -20,7 +20,7 @@ from typing import Any
 
 from tilescale.errors import RecipeError, TilescaleError, nearest
 from tilescale.schedules.knob import Value, check_restriction
-from tilescale.spec.op import Spec, linear, matmul, redistribute
+from tilescale.spec.op import Spec, linear, matmul, redistribute, shift
 from tilescale.spec.tensor import Tensor
 from tilescale.spec.topology import Topology
 from tilescale.tuner.strategy import STRATEGIES
@@ -34,8 +34,9 @@ DECLARATIONS: dict[str, tuple[str, ...]] = {
     "matmul": ("a", "b", "out", "algorithm", "partial_dtype"),
     "linear": ("x", "w", "out", "partial_dtype"),
     "redistribute": ("x", "to", "transpose", "root"),
+    "shift": ("x", "k"),
 }
-_DECLARES = {"matmul": matmul, "linear": linear, "redistribute": redistribute}
+_DECLARES = {"matmul": matmul, "linear": linear, "redistribute": redistribute, "shift": shift}
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def workload_of(entry: Mapping[str, Any], topology: Topology) -> Spec:
     for key in ("a", "b", "x", "w"):
         if key in arguments:
             arguments[key] = _within(key, _tensor, arguments[key])
-    if declaration == "redistribute":
+    if declaration in ("redistribute", "shift"):
         arguments["tensor"] = arguments.pop("x")
     spec: Spec = _DECLARES[declaration](topology=topology, **arguments)  # type: ignore[operator]
     if "op" in entry and entry["op"] != spec.op:

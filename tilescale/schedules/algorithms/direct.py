@@ -31,5 +31,5 @@ def incoming(rank: int, world: int, chunks: int, order: str) -> tuple[Transfer, 
 
 
 ALGORITHMS.register(Algorithm(
-    "direct", "each shard, or part of it, straight from where it is to where it is needed", ("gather", "reduce_scatter"),
-    outgoing, incoming))
+    "direct", "each shard, or part of it, straight from where it is to where it is needed",
+    ("exchange", "gather", "reduce_scatter"), outgoing, incoming))

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from tilescale.errors import SpecError
 from tilescale.spec.operation import OPERATIONS, Move, Operation
 from tilescale.spec.ops._counts import no_flops
-from tilescale.spec.tensor import shard_sizes
+from tilescale.spec.ops._exchange import exchange_limits
+from tilescale.spec.result import Factor, Result
+from tilescale.spec.tensor import shard_offset, shard_sizes
 
 if TYPE_CHECKING:
     from tilescale.spec.declaration import Spec
@@ -38,15 +40,27 @@ def _check(spec: Spec) -> None:
         )
 
 
+def _holds(spec: Spec, rank: int) -> Result:
+    """Of the shards of all ranks, joined, this rank's part along the other dimension."""
+    before, after = source_dims(spec)
+    size, order = spec.inputs[0].sizes[after], spec.attribute("transpose")
+    part = shard_sizes(size, spec.world)[rank]
+    turned = () if order is None else tuple(int(dim) for dim in str(order).split(","))
+    joined = Factor(0, tuple(range(spec.world)), before)
+    return Result(((joined,),), after, shard_offset(size, rank, spec.world), part, turned)
+
+
 OPERATIONS.register(
     Operation(
         name="all_to_all",
         summary="shard another dimension, with an optional transpose on the way",
         flops=no_flops,
         link_bytes=_link_bytes,
-        moves=(Move("all_to_all", 0, 0),),
+        moves=(Move("exchange", 0, 0),),
         compute="copy",
-        remedy="all_to_all has no kernels: use torch.distributed.all_to_all_single",
+        kernels=True,
         check=_check,
+        limits=exchange_limits,
+        holds=_holds,
     )
 )

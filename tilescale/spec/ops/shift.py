@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from tilescale.errors import SpecError
 from tilescale.spec.operation import OPERATIONS, Move, Operation
 from tilescale.spec.ops._counts import no_flops
+from tilescale.spec.ops._exchange import exchange_limits
+from tilescale.spec.result import Factor, Result
 
 if TYPE_CHECKING:
     from tilescale.spec.declaration import Spec
@@ -29,15 +31,22 @@ def _check(spec: Spec) -> None:
         raise SpecError("a shift has even shards", f"{size} over {spec.world} ranks", "pad the sharded dimension")
 
 
+def _holds(spec: Spec, rank: int) -> Result:
+    k = spec.attribute("k")
+    return Result(((Factor(0, ((rank - int(k or 0)) % spec.world,)),),))
+
+
 OPERATIONS.register(
     Operation(
         name="shift",
         summary="receive the shard of the rank k before",
         flops=no_flops,
         link_bytes=_link_bytes,
-        moves=(Move("shift", 0, 0),),
+        moves=(Move("exchange", 0, 0),),
         compute="copy",
-        remedy="shift has no kernels: use torch.distributed.batch_isend_irecv",
+        kernels=True,
         check=_check,
+        limits=exchange_limits,
+        holds=_holds,
     )
 )

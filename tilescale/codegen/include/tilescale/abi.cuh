@@ -9,9 +9,11 @@ typedef unsigned long long u64;
 
 namespace ts {
 
-// kReserve and kPace stand around a copy by a copy engine in the scale model, kSource rows behind a sum, one a source; no
-// plan holds them.
-enum StepKind : u32 { kCopy = 1, kSignal = 2, kWait = 3, kGemm = 4, kReserve = 5, kPace = 6, kSum = 7, kSource = 8 };
+// kReserve and kPace stand around a copy by a copy engine in the scale model, kSource rows behind a sum, one a source,
+// kLoop rows behind a copy of rows at pitches, one a loop; no plan holds them.
+enum StepKind : u32 {
+  kCopy = 1, kSignal = 2, kWait = 3, kGemm = 4, kReserve = 5, kPace = 6, kSum = 7, kSource = 8, kLoop = 9
+};
 
 // One row of a step table (64 bytes).
 struct Step {
@@ -21,12 +23,12 @@ struct Step {
   u32 target;      // copy, sum: pointer slot written; gemm: pointer slot of the output; reserve, pace: number of the lane
   u32 counter;     // signal, wait: the counter. copy, source, reserve: rank that sends. gemm: shard of the output in its map
   u32 value;       // signal: added by each block; wait: growth wanted in this call. copy, source, reserve: rank that
-                   // receives. gemm: versions of A (1 or 2)
+                   // receives. gemm: versions of A (1 or 2). loop: its count
   u32 per_call;    // wait: growth of the counter in one call. gemm: first row in the shard of the output
-  u32 rows;        // gemm: rows of the segment; sum: rows behind it, its sources
-  u64 source_offset;  // copy, source: bytes into the slot; gemm: first row of A inside its shard
-  u64 target_offset;  // copy, sum: bytes into the slot; gemm: bytes into the output
-  u64 size;        // copy, sum, reserve: bytes (of a source); gemm: index of the shard in A's tensor map
+  u32 rows;        // gemm: rows of the segment; sum: rows behind it, its sources; copy: rows behind it, its loops
+  u64 source_offset;  // copy, source: bytes into the slot; gemm: first row of A inside its shard; loop: pitch of the source
+  u64 target_offset;  // copy, sum: bytes into the slot; gemm: bytes into the output; loop: pitch of the target
+  u64 size;        // copy, sum, reserve: bytes (of a source); gemm: index of the shard in A's tensor map; loop: of a row
   u32 first_tile;  // gemm: number of tiles in the segments before this one
   u32 peer;        // gemm: rank that holds the output
 };
@@ -59,6 +61,7 @@ struct Links {
 };
 constexpr u32 kLinksBeforeCounters = 128;
 
+constexpr u32 kMaxLoops = 4;  // of a copy
 constexpr u32 kMaxSlots = 96;
 constexpr u32 kMaxRanks = 72;
 

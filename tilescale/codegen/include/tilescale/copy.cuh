@@ -29,7 +29,8 @@ struct TilePipe {
 
 // Bulk copies by one thread: load tile i, store it, and reuse the slot of tile i - 1 once that has been read.
 template <class C>
-TS_DEV void copy_by_tma(const Call& call, const Step& step, const u8* from, u8* to, const Block& me, TilePipe& pipe) {
+TS_DEV void copy_by_tma(const Call& call, const Step& step, const u8* from, u8* to, const Block& me, const Loops& loops,
+                        TilePipe& pipe) {
   const Share units = share_of(step.size / 16, me.index, me.gang);
   const u64 begin = units.begin * 16, end = units.end * 16;
   const u32 count = (u32)((end - begin + C::copy_tile_bytes - 1) / C::copy_tile_bytes);
@@ -39,7 +40,14 @@ TS_DEV void copy_by_tma(const Call& call, const Step& step, const u8* from, u8* 
     const u64 offset = begin + (u64)loaded * C::copy_tile_bytes;
     const u32 bytes = (u32)(end - offset < C::copy_tile_bytes ? end - offset : C::copy_tile_bytes);
     mb_expect(&pipe.full[slot], bytes);
-    bulk_load(pipe.smem + slot * C::copy_tile_bytes, from + offset, bytes, &pipe.full[slot]);
+    u8* tile = pipe.smem + slot * C::copy_tile_bytes;
+    if (Strided<C>::value && step.rows != 0u) {
+      strided_pieces(loops, offset / 16, bytes, [&](u32 done, u64 source, u64 target, u32 piece) {
+        bulk_load(tile + done, from + source, piece, &pipe.full[slot]);
+      });
+    } else {
+      bulk_load(tile, from + offset, bytes, &pipe.full[slot]);
+    }
     ++loaded;
   };
   while (loaded < count && loaded < C::copy_stages) load_next();
@@ -49,7 +57,14 @@ TS_DEV void copy_by_tma(const Call& call, const Step& step, const u8* from, u8* 
     const u64 offset = begin + (u64)i * C::copy_tile_bytes;
     const u32 bytes = (u32)(end - offset < C::copy_tile_bytes ? end - offset : C::copy_tile_bytes);
     barrier_wait(call, step, &pipe.full[slot], parity);
-    bulk_store(to + offset, pipe.smem + slot * C::copy_tile_bytes, bytes);
+    u8* tile = pipe.smem + slot * C::copy_tile_bytes;
+    if (Strided<C>::value && step.rows != 0u) {
+      strided_pieces(loops, offset / 16, bytes, [&](u32 done, u64 source, u64 target, u32 piece) {
+        bulk_store(to + target, tile + done, piece);
+      });
+    } else {
+      bulk_store(to + offset, tile, bytes);
+    }
     bulk_commit();
     if (i > 0 && loaded < count) {
       bulk_wait_read<1>();
@@ -60,15 +75,29 @@ TS_DEV void copy_by_tma(const Call& call, const Step& step, const u8* from, u8* 
   pipe.tiles += count;
 }
 
-template <class C> TS_DEV void copy_step(const Call& call, const Step& step, const Block& me, TilePipe& pipe) {
+// `rows`: those behind the step, one a loop of a copy of rows at pitches.
+template <class C>
+TS_DEV void copy_step(const Call& call, const Step& step, const Step* rows, const Block& me, TilePipe& pipe) {
   const u8* from = call.at(step.source, step.source_offset);
   u8* to = call.at(step.target, step.target_offset);
   const Share share = share_of(step.size / C::copy_unit, me.index, me.gang);
   if constexpr (C::link_clock) {
     if (thread() == CopyThreads<C>::value) walk_links(call, step, (share.end - share.begin) * C::copy_unit);
   }
+  Loops loops = {};
+  if constexpr (Strided<C>::value) {
+    if (step.rows != 0u) loops = loops_of(rows, step.rows, C::copy_unit);
+  }
   if constexpr (C::copy_tma) {
-    if (thread() == 0) copy_by_tma<C>(call, step, from, to, me, pipe);
+    if (thread() == 0) copy_by_tma<C>(call, step, from, to, me, loops, pipe);
+  } else if constexpr (Strided<C>::value) {
+    if (thread() < CopyThreads<C>::value) {
+      if (step.rows != 0u) {
+        strided_by_threads<C>(loops, from, to, share);
+      } else {
+        copy_by_threads<C>(from, to, share);
+      }
+    }
   } else {
     if (thread() < CopyThreads<C>::value) copy_by_threads<C>(from, to, share);
   }
@@ -128,7 +157,8 @@ template <class C> TS_DEV void copy_role(const Call& call, const Block& me, u8* 
     const Step step = *row;
     step_begin(step.id);
     if (step.kind == kCopy) {
-      copy_step<C>(call, step, me, pipe);
+      copy_step<C>(call, step, call.args->steps + me.first_step + i + 1, me, pipe);
+      if constexpr (Strided<C>::value) i += step.rows;
     } else if (step.kind == kSignal) {
       if (!signalled) sync();
       if (thread() == 0) signal_step(call, step, !signalled);

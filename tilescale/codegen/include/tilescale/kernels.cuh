@@ -13,6 +13,7 @@
 #endif
 #include "comm.cuh"
 #include "share.cuh"
+#include "strided.cuh"
 #include "sum.cuh"
 #include "copy.cuh"
 #include "gemm_store.cuh"
