@@ -43,6 +43,7 @@ from tilescale.runtime.sampling import Bounds
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import Space
 from tilescale.spec.op import Spec
+from tilescale.spec.operation import OPERATIONS
 from tilescale.spec.topology import Topology
 from tilescale.tuner import records
 from tilescale.tuner.record_space import sample
@@ -373,6 +374,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--predictions", type=Path, default=predictions.FOLDER)
     parser.add_argument("--predict", nargs="?", const="2,4,8", metavar="WORLDS", help="add to --predictions, and end")
     given = parser.parse_args(arguments)
+    unknown = [part for part in filter(None, given.only.split(",")) if part not in SHARES]
+    if unknown:
+        parser.error(f"--only takes {', '.join(SHARES)}; got: {', '.join(unknown)}")
+    if given.workloads and not any(word in name for word in given.workloads.split(",") for name in
+                                   (*workloads.TUNED, *(f"{operation.name}.small" for operation in OPERATIONS))):
+        parser.error(f"--workloads takes words of {', '.join(workloads.TUNED)}; got: {given.workloads}")
     if given.predict:
         worlds = [int(word) for word in given.predict.split(",")]
         print(predictions.write(given.predictions, worlds) or "every workload that has kernels is predicted")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from support import ag_gemm, all_gather
+from support import ag_gemm, all_gather, gemm_rs, reduction
 
 from tilescale.codegen.cache import Binary
 from tilescale.codegen.compile import Compiler, Source
@@ -16,10 +16,13 @@ from tilescale.runtime.emulate import emulate
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import space
 from tilescale.spec.op import Spec
+from tilescale.spec.views import FullRow
 
 SPECS = {
     "ag_gemm": ag_gemm(), "ag_gemm_row": ag_gemm(order="row"), "ag_gemm_fp16": ag_gemm(dtype="float16", ranks=2),
     "ag_gemm_fp32_out": ag_gemm(out_dtype="float32", ranks=2), "all_gather": all_gather(),
+    "gemm_rs": gemm_rs(ranks=8), "gemm_ar of odd sizes": gemm_rs((1, 57, 256), 2, out="Replicate", order="col"),
+    "all_reduce": reduction(ranks=3), "reduce_scatter of odd sizes": reduction((67, 33), 2, to=FullRow, dtype="float16"),
 }
 
 
@@ -41,7 +44,7 @@ def all_kernels() -> Iterator[Kernel]:
 def test_every_kernel_compiles_for_sm_90a_without_spills() -> None:
     kernels = list(all_kernels())
     assert {kernel.entry for kernel in kernels} == {
-        "tilescale_copy", "tilescale_fused", "tilescale_gemm", "tilescale_signal"}
+        "tilescale_copy", "tilescale_fused", "tilescale_gemm", "tilescale_signal", "tilescale_sum"}
     with Compiler(workers=2) as compiler:
         found = compiler.compile([Source(kernel.text, kernel.entry, kernel.arch) for kernel in kernels])
     for kernel, binary in zip(kernels, found, strict=True):
@@ -75,6 +78,22 @@ FAMILIES: dict[str, tuple[Spec, Schedule]] = {
     "fused copy engine pull": (ag_gemm(), replace(BASE, transport="copy_engine", num_comm_blocks=0, direction="pull")),
     "library chunked": (ag_gemm(), replace(BASE, overlap="chunked", compute="library", block_m=0, block_n=0, block_k=0,
                                            num_stages=0, raster_group=0)),
+    "gemm_rs push": (gemm_rs(), replace(BASE, **LARGE)),
+    "gemm_rs tma push": (gemm_rs(order="col"), replace(BASE, transport="tma")),
+    "gemm_rs scatter": (gemm_rs(), replace(BASE, algorithm="scatter", depth=1, num_comm_blocks=0)),
+    "gemm_rs pull": (gemm_rs(), replace(BASE, direction="pull", depth=1, num_comm_blocks=0)),
+    "gemm_ar two_shot of odd sizes": (
+        gemm_rs((5, 57, 192), 2, out="Replicate", order="col"),
+        replace(BASE, algorithm="two_shot", overlap="none", chunk_rows=0, depth=1, num_comm_blocks=2)),
+    "gemm_ar one_shot pull": (
+        gemm_rs((17, 64, 256), out="Replicate"),
+        replace(BASE, algorithm="one_shot", direction="pull", depth=1, num_comm_blocks=0)),
+    "all_reduce one launch": (
+        reduction((12, 40)), replace(COPY, algorithm="one_shot", overlap="none", chunk_rows=0, depth=1)),
+    "all_reduce in place, many blocks": (
+        reduction((12, 16), 5, inputs="symmetric"),
+        replace(COPY, algorithm="two_shot", direction="pull", chunk_rows=64, depth=4, num_comm_blocks=16)),
+    "reduce_scatter uneven": (reduction((67, 33), 3, to=FullRow, dtype="float16"), replace(COPY, chunk_rows=64)),
 }
 
 

@@ -14,6 +14,7 @@ struct Config {
   static constexpr int copy_tile_bytes = 16384;
   static constexpr int copy_stages = 4;
   static constexpr int sum_sources = 0;
+  static constexpr int sum_unit = 16;
   static constexpr int window_rows = 80;
   static constexpr bool link_clock = true;
   static constexpr int block_m = 128;

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from tilescale.codegen.maps import stored_buffer
 from tilescale.codegen.program import Kernel
 from tilescale.schedules import tile
+from tilescale.schedules.footprint import SUMMED
 from tilescale.schedules.gather import SIGNAL_THREADS
 from tilescale.schedules.lower import WINDOW_ROWS
-from tilescale.schedules.plan import Buffer, Copy, Gemm, Launch, Plan, Role, Sum
+from tilescale.schedules.plan import Buffer, Copy, Gemm, Launch, Plan, Role, Step, Sum
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import summed
 from tilescale.schedules.transports import TRANSPORTS
@@ -25,10 +27,18 @@ def link_fs_per_byte(spec: Spec) -> int:
     return round(1e6 / link.gbps) if spec.topology.kind == "scale_model" and link is not None else 0
 
 
-def _copy_unit(launch: Launch) -> int:
-    """The widest access that all copies of a launch, and all sources of its sums, are aligned to."""
+def _sum_unit(launch: Launch) -> int:
+    """The widest access to a source of a sum: that of the copies, so that blocks share both alike, but at least an element
+    (where elements become smaller, nothing relies on equal shares)."""
+    sums = [step for step in launch.steps if isinstance(step, Sum)]
+    unit = _copy_unit(launch.steps)
+    return unit if sums and all(unit >= SUMMED[step.element] for step in sums) else _copy_unit(sums)
+
+
+def _copy_unit(steps: Iterable[Step]) -> int:
+    """The widest access that all copies, and all sources of sums, are aligned to."""
     unit = 16
-    for step in launch.steps:
+    for step in steps:
         if isinstance(step, Copy):
             unit = math.gcd(unit, step.src.offset, step.dst.offset, step.src.row,
                             *(pitch for region in (step.src, step.dst) for _, pitch in region.loops))
@@ -87,11 +97,12 @@ def _copying(spec: Spec, schedule: Schedule, launch: Launch) -> dict[str, int | 
         "threads": launch.threads, "has_copy": copies, "has_gemm": multiplies,
         "has_small_m": launch.family == "small_m", "has_sum": launch.family == "sum", "solo": solo(spec, launch),
         "copy_tma": copies and "copy_tile_bytes" in config,
-        "copy_unit": _copy_unit(launch) if copies else 16,
+        "copy_unit": _copy_unit(launch.steps) if copies else 16,
         "copy_unroll": config.get("copy_unroll", 1) if copies else 1,
         "copy_tile_bytes": config.get("copy_tile_bytes", 0) if copies else 0,
         "copy_stages": config.get("copy_stages", 0) if copies else 0,
         "sum_sources": spec.world if launch.family == "sum" else 0,
+        "sum_unit": _sum_unit(launch),
         "window_rows": WINDOW_ROWS if copies and launch.family != "signal" else 0,
         "link_clock": (copies or remote) and link_fs_per_byte(spec) > 0,
     }

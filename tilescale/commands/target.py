@@ -23,7 +23,8 @@ DEFAULT_TOPOLOGY = "scale_model:8xH200-NVSwitch"
 DEFAULT_RANKS = 4
 
 Shape = Annotated[str | None, typer.Option("--shape", help="With --op: MxNxK, or RxC of a tensor.")]
-Op = Annotated[str | None, typer.Option("--op", help="Instead of a recipe: ag_gemm, all_gather, ...")]
+OPS_HELP = "Instead of a recipe: ag_gemm, gemm_rs, gemm_ar, gemm, all_gather, all_reduce, ..."
+Op = Annotated[str | None, typer.Option("--op", help=OPS_HELP)]
 Dtype = Annotated[str, typer.Option("--dtype", help="With --op.")]
 Ranks = Annotated[int | None, typer.Option("--ranks", min=1, help=f"With --op; {DEFAULT_RANKS} if left out.")]
 TopologyName = Annotated[

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Recipes = Annotated[list[Path] | None, typer.Argument(help="Recipes (TOML).", show_default=False)]
 Model = Annotated[str | None, typer.Option("--model", help="Layers of a model: llama-3-70b, ...")]
-Strategy = Annotated[str | None, typer.Option("--strategy", help="model, random, exhaustive.")]
+Strategy = Annotated[str | None, typer.Option("--strategy", help="learned (default), model, random, exhaustive.")]
 Export = Annotated[Path | None, typer.Option("--export", help="Folder of the bundle; bundle/NAME if left out.")]
 SHOWN = 10
 DEFAULT_TOKENS = 4096

@@ -72,7 +72,7 @@ def _without_tiles(schedule: Schedule) -> Schedule:
 def _sum_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
     geo, transport = geometry_of(spec, schedule), TRANSPORTS[schedule.transport]
     engine = transport.agent == "copy_engine"
-    copies = geo.push and not geo.scatter
+    copies = not geo.sum.computes or (geo.push and not geo.scatter)  # by blocks of their own, where blocks copy
     small = schedule.depth if engine or schedule.overlap == "chunked" else 0  # streams of one-block kernels
     beside = 0 if schedule.overlap == "none" else (schedule.num_comm_blocks or small) if copies else small
     if geo.sum.computes:

@@ -19,6 +19,7 @@ VIEWS: Mapping[str, tuple[View, View, View]] = {
     "ag_gemm": (FullRow, FullCol, FullCol),
     "gemm_rs": (FullCol, FullRow, FullRow),
     "gemm_ar": (FullCol, FullRow, Replicate),
+    "gemm": (Replicate, FullCol, FullCol),  # each rank multiplies what it holds
 }
 _TOP = ("title", "model", "layer")
 _LAYER = ("layer", "op", "N", "K")

@@ -8,8 +8,8 @@ template <> struct BytesOf<Fp32> { static constexpr int value = 4; };
 
 // A unit of a source as numbers, and numbers as a unit of the target.
 template <class C> struct SumUnit {
-  typedef typename UnitOf<C::copy_unit>::type Held;
-  static constexpr int kElements = C::copy_unit / BytesOf<typename C::Part>::value;
+  typedef typename UnitOf<C::sum_unit>::type Held;
+  static constexpr int kElements = C::sum_unit / BytesOf<typename C::Part>::value;
   static constexpr int kOutBytes = kElements * BytesOf<typename C::Out>::value;
 
   static TS_DEV void add(float (&sum)[kElements], Held held) {
@@ -86,12 +86,12 @@ TS_DEV void sum_units(const Call& call, const Step* sources, u8* to, u64 first, 
 // `sources`: the rows behind `step`, one a source. All threads of the block.
 template <class C> TS_DEV void sum_step(const Call& call, const Step& step, const Step* sources, const Block& me) {
   u8* to = call.at(step.target, step.target_offset);
-  const Share share = share_of(step.size / C::copy_unit, me.index, me.gang);
+  const Share share = share_of(step.size / C::sum_unit, me.index, me.gang);
   constexpr u32 kThreads = CopyThreads<C>::value;
   constexpr int kUnroll = SumShape<C>::kUnroll;
   if constexpr (C::link_clock) {
     if (thread() == kThreads) {
-      for (int s = 0; s < C::sum_sources; ++s) walk_links(call, sources[s], (share.end - share.begin) * C::copy_unit);
+      for (int s = 0; s < C::sum_sources; ++s) walk_links(call, sources[s], (share.end - share.begin) * C::sum_unit);
     }
   }
   if (thread() < kThreads) {
