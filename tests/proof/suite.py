@@ -13,7 +13,7 @@ from equivalents import plan_reason
 from families import FEW, FUSED, LOCAL, ONE_SHOT, PLAIN, SCATTER, SPLIT, TWO_SHOT, plans
 from plan_mutants import Mutant, mutants
 from product_support import between_two, there_and_back
-from support import ag_gemm, all_gather, gemm_rs, reduction
+from support import ag_gemm, all_gather, exchange, gemm_rs, reduction
 from text_mutants import TextMutant, text_mutants
 
 from tilescale.codegen.emit import emit
@@ -43,6 +43,7 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
     "tma small": (all_gather((182, 296), 2), replace(_COPY, transport="tma", num_comm_blocks=2)),
     "many steps": (
         all_gather((5760, 8), 2), replace(_COPY, depth=1, num_comm_blocks=2)),
+    "rows at pitches": (exchange("columns", 2, on=_ON), replace(_COPY, transport="tma", num_comm_blocks=2)),
     "fused pull": (ag_gemm((400, 304, 152), 2, on=_ON), replace(FUSED, direction="pull")),
     "gemm": (ag_gemm((400, 304, 408), 2, on=_ON), replace(FUSED, transport="tma")),
     "row": (

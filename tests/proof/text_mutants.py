@@ -137,10 +137,10 @@ _SUMS = ("sum", "sum of floats", "sum of odd sizes", "sum of three", "sum handed
 _CLUSTERS = ("product in clusters", "product in clusters, col")
 RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "copy.cuh": {
-        "copy_by_tma": ("tma", "tma small"),
+        "copy_by_tma": ("tma", "tma small", "rows at pitches"),
         "": ("copy", "copy behind", "fused pull", "sum handed out", "sum of three", "odd columns", "many steps")},
     "gemm.cuh": {
-        "gemm_producer": ("fused pull", "gemm", "parts"), "load_b": (*_CLUSTERS, "row", "gemm"),
+        "gemm_producer": ("fused pull", "gemm", "parts", "product"), "load_b": (*_CLUSTERS, "row", "gemm"),
         "load_stage": ("gemm", *_CLUSTERS), "release": (*_CLUSTERS, "gemm"), "for_tiles": (*_CLUSTERS, *_TILES),
         "k_range": ("shared contraction",), "sum_tile": ("shared contraction",),
         "gemm_consumer": ("parts", "parts pulled", "scatter", "scatter large", "shared contraction"),
@@ -158,8 +158,11 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
 _OTHERS = ("fused pull", "gemm", "tma", "parts")
 
 
+_BY_TMA = ("tma", "mb_", "pipe", "fence_async", "tile + done")  # what the lines of copies by TMA hold
+
+
 def _runs(header: str, function: str, place: str) -> tuple[str, ...]:
-    if header == "copy.cuh" and (function == "load_next" or any(word in place for word in ("tma", "mb_", "pipe"))):
+    if header == "copy.cuh" and (function == "load_next" or any(word in place for word in _BY_TMA)):
         function = "copy_by_tma"
     if header == "kernels.cuh" and "small" in place:
         return _FEW

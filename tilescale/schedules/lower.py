@@ -97,7 +97,7 @@ def _exchange_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
     shape = ExchangeShape(
         order=schedule.chunk_order, engine=transport.agent == "copy_engine", depth=schedule.depth,
         comm_blocks=schedule.num_comm_blocks, work_blocks=work_blocks(spec, schedule, share), copy_threads=COPY_THREADS,
-        copy_shared=transport.shared_bytes)
+        copy_shared=transport.shared_bytes + WINDOW_BYTES)
     ranks = []
     for rank in range(spec.world):
         plan = ExchangePlan(geo, shape, rank)

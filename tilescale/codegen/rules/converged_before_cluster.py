@@ -7,6 +7,7 @@ from tilescale.codegen.rules._walk import Event, Facts
 
 PARTED = "one thread runs ahead or behind"
 TOGETHER = {"warp_sync", "sync", "named_barrier"}
+ARRIVALS = ("mb_arrive", "cluster_mb_arrive")  # of one lane for its warp
 
 
 def judge(facts: Facts, event: Event) -> tuple[Facts, str]:
@@ -14,7 +15,7 @@ def judge(facts: Facts, event: Event) -> tuple[Facts, str]:
         return facts - {PARTED}, ""
     if event.name == "cluster_sync" and PARTED in facts:
         return facts, "a cluster barrier behind code of one thread, without a barrier of its warp"
-    return facts | ({PARTED} if event.leader else set()), ""
+    return facts | ({PARTED} if event.leader or event.name in ARRIVALS else set()), ""
 
 
 RULES.register(Rule(
