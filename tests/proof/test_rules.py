@@ -25,8 +25,9 @@ FRAGMENTS: dict[str, tuple[str, str]] = {
                                   "load_acquire(counter); bulk_load(out, from, 16, bar);"),
     "grid_wait_before_loads": ("grid_go(); grid_wait(); tma_load_2d(out, from, bar, 0, 0);",
                                "grid_go(); tma_load_2d(out, from, bar, 0, 0);"),
-    "cluster_meets": ("mb_init(bar, 1); mb_fence_init(); cluster_sync(); cluster_mb_arrive(bar, 1); cluster_sync();",
-                      "mb_init(bar, 1); mb_fence_init(); cluster_sync(); cluster_mb_arrive(bar, 1);"),
+    "cluster_meets": (
+        "mb_init(bar, 1); mb_fence_init(); cluster_sync(); cluster_mb_arrive(bar, 1); warp_sync(); cluster_sync();",
+        "mb_init(bar, 1); mb_fence_init(); cluster_sync(); cluster_mb_arrive(bar, 1); warp_sync();"),
     "staged_fence": (f"u32 x = pack2<Bf16>(1, 2); fence_async_smem(); warp_sync(); {STORE} bulk_wait<0>();",
                      f"u32 x = pack2<Bf16>(1, 2); warp_sync(); fence_async_smem(); {STORE} bulk_wait<0>();"),
     "alias_fence": ("multimem_store<Bf16>(out, v); fence_alias(); load(from);",
