@@ -475,3 +475,10 @@ def test_what_the_system_refuses_in_the_middle_names_the_path(monkeypatch: pytes
 def test_version_and_module() -> None:
     done = shell("$TILESCALE --version")
     assert (done.returncode, done.stdout) == (0, f"tilescale {tilescale.__version__}\n")
+
+
+def test_nothing_is_recorded_where_nothing_is_feasible(here: Path) -> None:
+    done = run("space", "--op", "ag_gemm", "--shape", "64x64x64", "--ranks", "3", "--record", "--spaces", "there")
+    assert done.exit_code == 1
+    assert "break even_shards" in done.stderr
+    assert not list(here.glob("there/*"))

@@ -219,6 +219,7 @@ WRONG: list[tuple[Callable[[], object], str]] = [
         "square mesh; got: 2 x 4",
     ),
     (lambda: matmul(bf16(16, 16, Block), bf16(16, 16, Block), Block, T4, algorithm="fox"), "summa or cannon"),
+    (lambda: matmul(bf16(16, 16, FullCol), bf16(16, 16, FullRow), Replicate, T4, algorithm="one_shot"), "summa or cannon"),
     (lambda: matmul(bf16(16, 16, Block), bf16(16, 16, Block), Block, H200.with_ranks(3)), "2-D mesh; got: 1 x 3"),
     (lambda: linear(A, bf16(16, 16, Block), FullCol, T4), "w of a linear is not a Block"),
     (lambda: redistribute(A, FullRow, T4), "this needs no communication: use the tensor as it is"),

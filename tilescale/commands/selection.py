@@ -35,7 +35,7 @@ def select(target: Target, text: str | None) -> tuple[Schedule, ...]:
         raise ScheduleError(
             f"{target.name} has a feasible schedule",
             f"none of {target.space.size} points: " + target.space.explain_empty(),
-            "widen the [space] of the recipe",
+            "widen the [space] of the recipe" if target.restrict else "change the declaration or the topology",
         )
     return found
 

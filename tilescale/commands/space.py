@@ -75,6 +75,7 @@ def _facts(target: Target, schedule: str | None, listed: bool) -> dict[str, Any]
 
 
 def _record(targets: Sequence[Target], folder: Path, as_json: bool) -> None:
+    from tilescale.errors import ScheduleError
     from tilescale.tuner.record_space import record
 
     written = []
@@ -84,6 +85,10 @@ def _record(targets: Sequence[Target], folder: Path, as_json: bool) -> None:
             def advance(done: int, total: int, name: str = target.name) -> None:
                 bar.update(f"predicting {name}", done, total)
 
+            if not target.space.feasible:
+                raise ScheduleError(f"{target.name}: there are feasible schedules to record",
+                                    f"none of {target.space.size} points: {target.space.explain_empty()}",
+                                    "change the declaration or the topology")
             recorded = record(target.spec, target.space, progress=advance)
             written.append((target.name, len(recorded.rows), recorded.save(folder)))
     if as_json:

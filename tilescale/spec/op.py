@@ -55,6 +55,9 @@ def matmul(
     if partial_dtype is not None:
         attributes["partial_dtype"] = as_dtype(partial_dtype)
     spec = _declare("matmul", (a, b), c, topology, inputs, deterministic, then, attributes)
+    if algorithm is not None and spec.op != "summa":
+        raise SpecError("algorithm goes with Block views: summa or cannon", f"{spec.op}, algorithm={algorithm!r}",
+                        "leave it out: how others are carried out is a knob of their schedules")
     if partial_dtype is not None and spec.op not in WITH_PARTIALS:
         raise SpecError(f"partial_dtype goes with {' and '.join(WITH_PARTIALS)}, which sum products over ranks",
                         f"{spec.op}, partial_dtype={attributes['partial_dtype']}", "leave it out")
