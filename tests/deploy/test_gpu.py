@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from deploy.fakes import kinds, one_schedule, result_of, schedules
+from deploy.ranks import run_ranks
 
 import tilescale as ts
 from tilescale.codegen.compile import Compiler
@@ -54,20 +52,7 @@ def bundle(world, tmp_path_factory):
 
 
 def run(case, bundle, tmp_path, world):
-    command = [sys.executable, str(RANK), case, str(bundle), str(tmp_path / "init")]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(world)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for rank in range(world)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=200) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    for rank, (_, errors) in zip(ranks, outputs, strict=True):
-        assert rank.returncode == 0, errors
-    return [json.loads(text.splitlines()[-1]) for text, _ in outputs]
+    return run_ranks([RANK, case, bundle, tmp_path / "init"], world, limit_s=200)
 
 
 def test_every_kind_of_schedule_is_exact_over_consecutive_calls(bundle, tmp_path, world):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from deploy.ranks import run_ranks
 from support import reduction
 
 import tilescale as ts
@@ -20,20 +18,7 @@ RANK = Path(__file__).with_name("library_rank.py")
 
 def run(case, tmp_path, world=3):
     """What each rank of a case printed."""
-    command = [sys.executable, str(RANK), case, str(tmp_path / f"init-{case}")]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(world)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for rank in range(world)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=100) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    for rank, (_, errors) in zip(ranks, outputs, strict=True):
-        assert rank.returncode == 0, errors
-    return [json.loads(text.splitlines()[-1]) for text, _ in outputs]
+    return run_ranks([RANK, case, tmp_path / f"init-{case}"], world)
 
 
 def test_every_operation_is_right_rounded_once_and_leaves_its_inputs(tmp_path):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from deploy.ranks import run_ranks
 
 from tilescale.deploy import bundle as bundles
 from tilescale.deploy.load import load
@@ -18,20 +16,7 @@ RANK = Path(__file__).with_name("loading_rank.py")
 
 def run(case, bundle, tmp_path, world=2):
     """What each rank of a case printed."""
-    command = [sys.executable, str(RANK), case, str(bundle), str(tmp_path / f"init-{case}")]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(world)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for rank in range(world)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=100) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    for rank, (_, errors) in zip(ranks, outputs, strict=True):
-        assert rank.returncode == 0, errors
-    return [json.loads(text.splitlines()[-1]) for text, _ in outputs]
+    return run_ranks([RANK, case, bundle, tmp_path / f"init-{case}"], world)
 
 
 def test_the_library_path_serves_every_shape_with_one_warning(exported, tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from handmade import edit
@@ -59,3 +59,13 @@ def _change(plan: Plan, kind: int, step: Step) -> list[Step]:
     if kind == 9:
         return []
     return [step]
+
+
+def changed(plan: Plan, change: Callable[[Step], Step | None]) -> Plan:
+    """The plan with every step of every rank changed; None drops it."""
+    def steps(found: tuple[Step, ...]) -> tuple[Step, ...]:
+        return tuple(new for new in map(change, found) if new is not None)
+
+    return replace(plan, ranks=tuple(tuple(
+        replace(launch, roles=tuple(replace(role, steps=steps(role.steps)) for role in launch.roles))
+        for launch in rank) for rank in plan.ranks))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from mutations import changed
 from support import exchange
 
 from tilescale.errors import PlanError, ScheduleError
@@ -42,16 +43,6 @@ def test_every_kind_of_schedule_is_proved(name: str, ranks: int, inputs: str) ->
     for schedule in schedules:
         proof = verify(lower(spec, schedule), cache=None)
         assert proof.ok, f"{schedule.label}: {proof.counterexample}"
-
-
-def changed(plan: Plan, change: Callable[[Step], Step | None]) -> Plan:
-    """The plan with every step of every rank changed; None drops it."""
-    def steps(found: tuple[Step, ...]) -> tuple[Step, ...]:
-        return tuple(new for new in map(change, found) if new is not None)
-
-    return replace(plan, ranks=tuple(tuple(
-        replace(launch, roles=tuple(replace(role, steps=steps(role.steps)) for role in launch.roles))
-        for launch in rank) for rank in plan.ranks))
 
 
 def one_version(plan: Plan) -> Plan:

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tilescale.schedules.agents import CALLER, Model, Work
+from tilescale.schedules.following import Following
 from tilescale.schedules.footprint import describe
 from tilescale.schedules.order import Run
 from tilescale.schedules.plan import Clear, Gemm, Reduce, Region, Sum
@@ -74,32 +75,12 @@ class Contents:
         self.values[first:last] = [p[2] for p in joined]
 
 
-class DataFlow:
+class DataFlow(Following):
     """Follows the data of a plan along `run`."""
 
     def __init__(self, model: Model, run: Run) -> None:
-        self.model, self.run, self.plan, self.goal = model, run, model.plan, model.plan.goal
-        self.versions = {b.name: b.versions for b in self.plan.buffers}
+        super().__init__(model, run)
         self.memory: dict[tuple[int, str, int], Contents] = {}
-        self.work: list[dict[int, list[Work]]] = [{} for _ in model.agents]
-        for table, agent in zip(self.work, model.agents, strict=True):
-            for work in agent.work:
-                table.setdefault(work.position, []).append(work)
-
-    def check(self) -> Counterexample | None:
-        """The first step that reads what it must not, or output that holds the wrong rows."""
-        for agent, position in visits(self.model, self.run):
-            program = self.model.agents[agent]
-            call, relative = divmod(position, max(1, len(program.operations)))
-            if program.label == CALLER:
-                problem = self._caller(program.rank, call) if relative == 0 else None
-            else:
-                problem = None
-                for work in self.work[agent].get(relative, ()):
-                    problem = problem or self._step(program.rank, work, call)
-            if problem is not None:
-                return problem
-        return None
 
     def _contents(self, rank: int, buffer: str, call: int) -> Contents:
         key = (rank, buffer, call % self.versions[buffer])
@@ -297,16 +278,6 @@ def _at(pieces: list[Piece], at: int) -> Value | None:
 
 def _told(piece: Piece) -> str:
     return _say(piece[2], piece[0], piece[1])
-
-
-def visits(model: Model, run: Run) -> Iterator[tuple[int, int]]:
-    """(agent, position) in the order in which the run comes to them."""
-    started: set[int] = set()
-    for agent, first, last in run.segments:
-        begin = first + 1 if agent in started else 0
-        started.add(agent)
-        for position in range(begin, last + 1):
-            yield agent, position
 
 
 def _say(value: Value, low: int, high: int) -> str:

@@ -38,12 +38,11 @@ def work_blocks(spec: Spec, schedule: Schedule, share: int) -> int:
     return min(schedule.num_comm_blocks or COPY_OUT_BLOCKS, left)
 
 
-def lower(spec: Spec, schedule: Schedule, sm_share: int | None = None) -> Plan:
+def lower(spec: Spec, schedule: Schedule) -> Plan:
     """The plan of `schedule`, a point of the space of `spec`. Raises SpecError for a spec without kernels,
     ScheduleError for a schedule that makes no sense (see legal.py; one outside of its space may be lowered).
 
     Tile shapes only size the launches, so plans of schedules that differ in nothing else share one structure.
-    `sm_share`: SMs a rank may use, the topology's by default.
     """
     legal.check(spec, schedule)
     generated = spec.operation.compute == "gemm" and schedule.compute == "generated"
@@ -52,7 +51,7 @@ def lower(spec: Spec, schedule: Schedule, sm_share: int | None = None) -> Plan:
     threads = tile.threads(spec, schedule) if generated else COPY_THREADS
     shared = tile.shared_bytes(spec, schedule) if generated else 0
     cluster = tile.cluster(schedule) if generated else 1
-    structure = _structure(spec, _without_tiles(schedule), sm_share or spec.topology.sm_share)
+    structure = _structure(spec, _without_tiles(schedule), spec.topology.sm_share)
     fused_shared = max(shared, TRANSPORTS[schedule.transport].shared_bytes + WINDOW_BYTES)
 
     def sized(launch: Launch) -> Launch:

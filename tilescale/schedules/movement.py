@@ -14,7 +14,7 @@ import numpy as np
 
 from tilescale.schedules.agents import CALLER, Model, Work
 from tilescale.schedules.boxes import Box, Grids, axes, meet, pitches, remaining, span, without
-from tilescale.schedules.dataflow import visits
+from tilescale.schedules.following import Following
 from tilescale.schedules.footprint import describe
 from tilescale.schedules.order import Run
 from tilescale.schedules.plan import Copy, Region
@@ -86,33 +86,13 @@ class BoxContents:
         self.corners[at] = np.array(box, dtype=np.int64).T
 
 
-class Movement:
+class Movement(Following):
     """Follows the data of a plan that only copies along `run`."""
 
     def __init__(self, model: Model, run: Run) -> None:
-        self.model, self.run, self.plan, self.goal = model, run, model.plan, model.plan.goal
+        super().__init__(model, run)
         self.grids = Grids(model.plan)
-        self.versions = {b.name: b.versions for b in self.plan.buffers}
         self.memory: dict[tuple[int, str, int], BoxContents] = {}
-        self.work: list[dict[int, list[Work]]] = [{} for _ in model.agents]
-        for table, agent in zip(self.work, model.agents, strict=True):
-            for work in agent.work:
-                table.setdefault(work.position, []).append(work)
-
-    def check(self) -> Counterexample | None:
-        """The first step that reads what it must not, or output that holds other bytes than it must."""
-        for agent, position in visits(self.model, self.run):
-            program = self.model.agents[agent]
-            call, relative = divmod(position, max(1, len(program.operations)))
-            problem = None
-            if program.label == CALLER:
-                problem = self._caller(program.rank, call) if relative == 0 else None
-            else:
-                for work in self.work[agent].get(relative, ()):
-                    problem = problem or self._step(program.rank, work, call)
-            if problem is not None:
-                return problem
-        return None
 
     def _contents(self, rank: int, buffer: str, call: int) -> BoxContents:
         key = (rank, buffer, call % self.versions[buffer])

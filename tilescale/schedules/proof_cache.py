@@ -26,6 +26,7 @@ SOURCES = (
     "boxes.py",
     "coverage.py",
     "dataflow.py",
+    "following.py",
     "footprint.py",
     "movement.py",
     "order.py",

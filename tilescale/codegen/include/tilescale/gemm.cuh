@@ -225,7 +225,7 @@ template <class C> struct StoreLink {
     Step charge = step;
     charge.counter = call.args->rank;
     charge.value = step.peer;
-    until = reserve_links(call, charge, (u64)rows * columns * OutBytes<typename C::Out>::value);
+    until = reserve_links(call, charge, (u64)rows * columns * BytesOf<typename C::Out>::value);
   }
 
   TS_DEV void drain() {

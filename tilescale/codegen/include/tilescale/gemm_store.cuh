@@ -5,12 +5,9 @@
 
 namespace ts {
 
-template <class Out> struct OutBytes { static constexpr int value = 2; };
-template <> struct OutBytes<Fp32> { static constexpr int value = 4; };
-
 // Two neighbouring outputs of a row; `n` odd forces single stores, since rows then lose their alignment.
 template <class Out> TS_DEV void store_pair(u8* out, u64 row, u32 column, u32 n, float low, float high) {
-  u8* p = out + (row * n + column) * OutBytes<Out>::value;
+  u8* p = out + (row * n + column) * BytesOf<Out>::value;
   if (column >= n) return;
   if constexpr (Same<Out, Fp32>::value) {
     store((float*)p, low);
@@ -33,7 +30,7 @@ template <class Out> TS_DEV void store_four(u8* out, u64 row, u32 column, u32 n,
     store_pair<Out>(out, row, column, n, v.x, v.y);
     store_pair<Out>(out, row, column + 2, n, v.z, v.w);
   } else if (column < n) {
-    u8* p = out + (row * n + column) * OutBytes<Out>::value;
+    u8* p = out + (row * n + column) * BytesOf<Out>::value;
     if constexpr (Same<Out, Fp32>::value) {
       store((Sums*)p, v);
     } else {
@@ -65,7 +62,7 @@ struct OutRows {
 // A warp passes its 16 rows through shared memory, `store_columns` columns (32 to 128 bytes) at a time, in `store_buffers`
 // buffers that it uses in turn. The layout is that of the swizzle of such rows, which keeps the warp on different banks.
 template <class C> struct Staging {
-  static constexpr u32 out_bytes = OutBytes<typename C::Out>::value;
+  static constexpr u32 out_bytes = BytesOf<typename C::Out>::value;
   static constexpr u32 row_bytes = C::store_columns * out_bytes;
   static constexpr u32 buffer_bytes = 16 * row_bytes;
   static constexpr u32 warp_bytes = C::store_buffers * buffer_bytes;

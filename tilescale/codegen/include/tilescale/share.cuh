@@ -1,7 +1,11 @@
-// How the blocks of a gang share bytes, and the threads of a block units.
+// Elements and units in bytes; how the blocks of a gang share bytes, and the threads of a block units.
 #pragma once
 
 namespace ts {
+
+// Bytes of an element.
+template <class T> struct BytesOf { static constexpr int value = 2; };
+template <> struct BytesOf<Fp32> { static constexpr int value = 4; };
 
 template <int kBytes> struct UnitOf;
 template <> struct UnitOf<1> { typedef u8 type; };

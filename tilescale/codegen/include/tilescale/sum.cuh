@@ -3,9 +3,6 @@
 
 namespace ts {
 
-template <class T> struct BytesOf { static constexpr int value = 2; };
-template <> struct BytesOf<Fp32> { static constexpr int value = 4; };
-
 // A unit of a source as numbers, and numbers as a unit of the target.
 template <class C> struct SumUnit {
   typedef typename UnitOf<C::sum_unit>::type Held;
