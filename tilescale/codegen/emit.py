@@ -33,6 +33,10 @@ from tilescale.codegen.table import (
     MAX_SLOTS,
     ROLE_COPY,
     ROLE_GEMM,
+    SUM_ADDED,
+    SUM_BEGUN,
+    SUM_COMPLETED,
+    SUM_PARTS,
     BlockRow,
     StepRow,
 )
@@ -168,8 +172,10 @@ class _Emitter:
             return StepRow(KIND_WAIT, number, counter=step.counter, value=step.value,
                            per_call=self.totals[step.counter])
         if isinstance(step, Sum):
-            return StepRow(KIND_SUM, number, target=self._slot(step.dst, rank), rows=len(step.srcs),
-                           target_offset=step.dst.offset, size=step.srcs[0].size)
+            form = self._sum_form(step)  # who sends is told where the sum is sent
+            sender, receiver = (rank, step.dst.rank) if form else (0, 0)
+            return StepRow(KIND_SUM, number, target=self._slot(step.dst, rank), counter=sender, value=receiver,
+                           rows=len(step.srcs), target_offset=step.dst.offset, size=step.srcs[-1].size, peer=form)
         if not isinstance(step, Gemm):
             raise PlanError("a kernel family carries out every step", type(step).__name__, "lower it to copies")
         shard, offset = divmod(step.a.offset, map_bytes(self.plan))
@@ -179,6 +185,13 @@ class _Emitter:
             source=0 if step.a.buffer == "a" else 1, target=self._slot(step.out, rank),
             value=self.versions[step.a.buffer], rows=step.m, source_offset=offset // self.plan.goal.row_bytes,
             target_offset=step.out.offset, size=shard, first_tile=tiles, peer=step.out.rank)
+
+    def _sum_form(self, step: Sum) -> int:
+        if self.schedule.algorithm != "ring":
+            return SUM_PARTS
+        if not step.carried:
+            return SUM_BEGUN
+        return SUM_ADDED if step.dst.buffer == step.srcs[0].buffer else SUM_COMPLETED
 
     def _copy_call(self, rank: int, step: Step) -> CopyCall:
         if not isinstance(step, Copy):
