@@ -16,7 +16,8 @@ from tilescale.codegen.host.build import INCLUDE
 
 # Lines of these functions run in the scale model alone, in time that the emulator does not model.
 PACED = ("walk_links", "reserve_links", "pace_step", "links_of", "next_store", "drain")
-HEADERS = ("comm.cuh", "copy.cuh", "gemm.cuh", "gemm_store.cuh", "kernels.cuh", "share.cuh", "small_m.cuh", "sum.cuh")
+HEADERS = (
+    "carry.cuh", "comm.cuh", "copy.cuh", "gemm.cuh", "gemm_store.cuh", "kernels.cuh", "share.cuh", "small_m.cuh", "sum.cuh")
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ LOST: dict[str, str] = {
     "lost copy": "bulk_load|bulk_store|tma_load_3d|tma_load_2d|tma_load_2d_multicast|load_next|load_stage|load_b",
     "lost product": "wgmma|multiply_stage|multiply_tile|multiply_tile_promoted|small_multiply|small_stage",
     "lost store": "store|store_pair|store_four|store_chunk|store_chunks|store_registers|tma_store_3d|put_partial|small_put",
-    "lost sum": "sum_units|sum_step|sum_tile|reduce_partials|promote",
+    "lost sum": "sum_units|sum_step|sum_tile|reduce_partials|carry_units|carry_step|promote",
     "lost setting up": "mb_init",
     "lost end of a call": "finish",
     "lost move of the ring": r"ring\.next",
@@ -67,6 +68,9 @@ HARMLESS: dict[tuple[str, str], str] = {
     ("repeated product", "multiply_tile_promoted: " + _PROMOTED): "the first product of a group replaces what is there",
     ("repeated product", "small_stage: small_multiply<C, kAtOnce>(part, stage, warpgroup, from, 0u)"): (
         "the first product of a group replaces what is there"),
+    ("lost block barrier", "carry_step: sync()"): (
+        "a signal has a block barrier of its own; this one only makes the links' time part of the step"
+    ),
 }
 
 
@@ -159,6 +163,7 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "store_rows": (*_STAGED, "odd columns"), "": _STAGED},
     "share.cuh": {"": ("copy", "tma", "sum", *_BYTES)},
     "small_m.cuh": {"small_stage": (*_BYTES, "few rows"), "": _FEW},
+    "carry.cuh": {"": ("carried", "carried odd")},
     "sum.cuh": {"": _SUMS},
 }
 _OTHERS = ("fused pull", "gemm", "tma", "parts")
