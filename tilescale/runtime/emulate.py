@@ -173,7 +173,7 @@ class Run:
     def _map(self, rank: int, m: TensorMapSpec) -> bytes:
         stride = next((p.stride for p in self.program.placed if p.buffer == m.buffer), 0)
         base = self.memory[rank][m.buffer].address + m.version * stride
-        return tensor_map(base, m.sizes, m.strides_bytes, m.box, 4 if m.element == "float32" else 2)
+        return tensor_map(base, m.sizes, m.strides_bytes, m.box, ITEMSIZE[m.element])
 
     # -- graph ---------------------------------------------------------------------------------------------------------
     def _call(self, call: int) -> None:
