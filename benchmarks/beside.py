@@ -24,6 +24,7 @@ import tilescale as ts
 from tilescale.costmodel import memo
 from tilescale.runtime.baselines import names_for
 from tilescale.runtime.gpu_runner import GpuRunner
+from tilescale.runtime.links import LinkProbe
 from tilescale.runtime.measure import Samples
 from tilescale.runtime.sampling import Bounds
 from tilescale.schedules.space import Space
@@ -68,12 +69,14 @@ def layers(op: str, ranks: int, kind: str = "shared_gpu", partial_dtype: str | N
 
 @dataclass(frozen=True)
 class Table:
-    """A table: `finish` completes a row once its times are there; `extra` are keys of the result."""
+    """A table: `finish` completes a row once its times are there; `extra` are keys of the result. `before` measures what
+    rows of a topology are held against, and gives keys that each of them gets."""
 
     name: str
     rows: Sequence[Row]
     extra: Mapping[str, Any] = field(default_factory=dict)
     finish: Callable[[dict[str, Any]], None] = lambda row: None
+    before: Callable[[ts.Topology], dict[str, Any]] = lambda topology: {}
 
 
 def fused(op: str, ranks: Sequence[int]) -> Table:
@@ -88,7 +91,18 @@ def all_reduce_small(ranks: Sequence[int]) -> Table:
         tensor = ts.Tensor((size, COLUMNS), "bfloat16", ts.Partial)
         spec = ts.redistribute(tensor, to=ts.Replicate, topology=ts.Topology.shared_gpu(count))
         rows.append(Row(f"all_reduce {size * 8} KB ranks={count}", spec))
-    return Table("all_reduce_small", rows)
+    return Table("all_reduce_small", rows, finish=_in_round_trips, before=_round_trip)
+
+
+def _round_trip(topology: ts.Topology) -> dict[str, Any]:
+    """A flag from a rank to another and back."""
+    with LinkProbe(topology) as probe:
+        return {"round_trip_us": round(probe.ping(0, 1).us, 3)}
+
+
+def _in_round_trips(row: dict[str, Any]) -> None:
+    if "round_trip_us" in row:
+        row["round_trips"] = round(row["ours_us"] / row["round_trip_us"], 2)
 
 
 def overlap(ranks: Sequence[int]) -> Table:
@@ -131,11 +145,15 @@ def run(tables: Sequence[Table], given: argparse.Namespace) -> None:
     with ProcessPoolExecutor() as pool:
         foreseen = {row: pool.submit(_foresee, row.spec) for _, row in todo}  # fills the cache of predictions
         for topology in dict.fromkeys(row.spec.topology for _, row in todo):
+            mine = [(table, row) for table, row in todo if row.spec.topology == topology]
+            if time.monotonic() - began > given.limit:
+                break
+            known = {name: _known(table, topology) for name, table in {table.name: table for table, _ in mine}.items()}
             with GpuRunner(topology, bounds=BOUNDS) as runner:
-                for table, row in todo:
-                    if row.spec.topology == topology and time.monotonic() - began < given.limit:
+                for table, row in mine:
+                    if time.monotonic() - began < given.limit:
                         foreseen[row].result()
-                        written[table.name].add(_tried(runner, table, row, given))
+                        written[table.name].add(_tried(runner, table, row, given, known[table.name]))
         for future in foreseen.values():
             future.cancel()
 
@@ -178,10 +196,19 @@ def _foresee(spec: Spec) -> None:
     memo.save(spec)
 
 
-def _tried(runner: GpuRunner, table: Table, row: Row, given: argparse.Namespace) -> dict[str, Any]:
+def _known(table: Table, topology: ts.Topology) -> dict[str, Any]:
+    try:
+        return table.before(topology)
+    except ts.TilescaleError as error:
+        print(f"{table.name}: {error}", flush=True)
+        return {}
+
+
+def _tried(runner: GpuRunner, table: Table, row: Row, given: argparse.Namespace, known: Mapping[str, Any]
+           ) -> dict[str, Any]:
     began = time.monotonic()
     try:
-        found = _measured(runner, row, given)
+        found = {**_measured(runner, row, given), **known}
         table.finish(found)
     except Exception as error:  # noqa: BLE001 - a row of its own, with what went wrong
         found = {"label": row.label, "workload": row.spec.label, "error": f"{type(error).__name__}: {error}"[:2000]}
@@ -230,7 +257,7 @@ def _print(row: Mapping[str, Any]) -> None:
         print(f"{row['label']}: {row['error'][:200]}", flush=True)
         return
     others = " ".join(f"{name}={us:.1f}" for name, us in row["peers_us"].items())
-    hidden = f", hidden {row['hidden']}" if "hidden" in row else ""
+    more = "".join(f", {name} {row[name]}" for name in ("hidden", "round_trips") if name in row)
     verdict = f"{row['ours_us']:.1f} us, ratio {row['ratio']:.3f} to {row['peer']}"
-    print(f"{row['label']}: {verdict} ({others}) {row['schedule']}{hidden}; "
+    print(f"{row['label']}: {verdict} ({others}) {row['schedule']}{more}; "
           f"{row['candidates']} tried, {row['took_s']} s", flush=True)
