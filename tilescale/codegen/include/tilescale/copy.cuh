@@ -151,6 +151,15 @@ template <class C> TS_DEV void copy_role(const Call& call, const Block& me, u8* 
     }
     sync();
   }
+  if constexpr (C::window_rows > 0) {
+    if (me.num_steps > 0u) {
+      window.fetch(0);
+    } else {
+      sync();
+    }
+    // Behind a barrier all threads of the block know the epoch: it may be counted on, beside the work.
+    if (thread() == C::threads - 1) finish(call, call.args->last);
+  }
   bool signalled = false;
   for (u32 i = 0; i < me.num_steps; ++i) {
     const Step* row = window.fetch(i);
@@ -184,8 +193,10 @@ template <class C> TS_DEV void copy_role(const Call& call, const Block& me, u8* 
     signalled = step.kind == kSignal;
     step_end();
   }
-  sync();
-  if (thread() == 0) finish(call, call.args->last);
+  if constexpr (C::window_rows == 0) {
+    sync();
+    if (thread() == 0) finish(call, call.args->last);
+  }
 }
 
 }  // namespace ts
