@@ -28,7 +28,7 @@ from tilescale.tuner.prior import Prior
 
 RANKS = 8
 PEER = "compute_only"  # torch.mm on this rank's SMs
-SPACE = {"compute": ["generated"]}
+SPACE: dict[str, Sequence[str | int]] = {"compute": ["generated"]}
 AHEAD = 16             # schedules that are compiled before a search asks for them
 BOUNDS = Bounds(minimum=6, maximum=6, batch=6, warmup=2)
 SHAPES = Path(__file__).parent / "data" / "tp_shapes.csv"

@@ -18,12 +18,12 @@ SMEM_US = 1.26e-4           # of a cycle of shared memory traffic
 MACS_A_CYCLE = 2048         # of one SM, dense 16-bit
 SMEM_BYTES_A_CYCLE = 128
 START_US, WAVE_US = 3.0, 1.0
-CLUSTER_US, SPLIT_US = 0.4, 2.0
+CLUSTER_US, SPLIT_US = 0.4, 1.0
 STEP_US = 0.16              # the least that a step takes: barriers, and the start of its products
-REMOTE_GBPS = 25.0          # of one SM, from the shared memory of others in its cluster
+REMOTE_GBPS = 40.0          # of one SM, to the shared memory of others in its cluster
 MEMORY_SHARE = 0.97         # of the memory's rate, for operands and results read and written once
 SMALL_SM_GBPS = 75.0        # weights that one SM takes in
-SMALL_SPLIT_US = 1.2
+SMALL_SPLIT_US = 0.8
 ELEMENT_BYTES = tile.ELEMENT_BYTES
 
 

@@ -40,7 +40,7 @@ typedef struct tilescale_arguments {
   uint64_t link_fs_per_byte;
   union {
     tilescale_step only;       /* of a launch of one step without communication: its row */
-    tilescale_block roles[2];  /* of others: the rows of their gangs' first blocks, where these are at most two; else zeros */
+    tilescale_block roles[2];  /* of others: the rows of the first blocks of at most two gangs; else zeros */
   } first;
 } tilescale_arguments;
 
