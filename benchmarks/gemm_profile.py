@@ -62,7 +62,8 @@ def run_once() -> None:
 def profile(kernel: str, skip: int) -> dict[str, dict[str, str]]:
     """Counters of one launch by section, each a value with its unit."""
     command = ["ncu", "--csv", "--page", "details", "--print-units", "base", "--clock-control", "none",
-               "--target-processes", "all", "--kernel-name", f"regex:{kernel}", "--launch-skip", str(skip), "--launch-count", "1",
+               "--target-processes", "all", "--kernel-name", f"regex:{kernel}", "--launch-skip", str(skip),
+               "--launch-count", "1",
                *(word for section in SECTIONS for word in ("--section", section)), "--metrics", ",".join(METRICS),
                sys.executable, __file__, "--once"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)

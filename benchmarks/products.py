@@ -67,7 +67,8 @@ def measure(rows_m: Sequence[int], trials: int, rounds: int, seconds: float) -> 
     """A row for every layer and M, until `seconds` are over."""
     topology = ts.Topology.detect().with_ranks(1)
     work = [(m, layer, declare(m, layer, topology)) for m in rows_m for layer in layers()]
-    started, rows = time.monotonic(), []
+    started = time.monotonic()
+    rows: list[dict[str, Any]] = []
     with GpuRunner(topology, bounds=BOUNDS) as runner:
         runner.start()
         with ProcessPoolExecutor() as pool:

@@ -23,7 +23,7 @@ STEP_US = 0.16              # the least that a step takes: barriers, and the sta
 REMOTE_GBPS = 40.0          # of one SM, to the shared memory of others in its cluster
 MEMORY_SHARE = 0.97         # of the memory's rate, for operands and results read and written once
 SMALL_SM_GBPS = 75.0        # weights that one SM takes in
-SMALL_SPLIT_US = 0.8
+SMALL_SPLIT_US = 1.2
 ELEMENT_BYTES = tile.ELEMENT_BYTES
 
 

@@ -81,7 +81,10 @@ def _fixed_bytes(spec: Spec, s: Schedule) -> int:
 
 
 def landing_bytes(spec: Spec, s: Schedule) -> int:
-    """Where sums of other blocks of a cluster that shares a contraction land. Those of a warp are added up in one block."""
+    """Where sums of other blocks of a cluster that shares a contraction land: those of a warp are added up in one block.
+    Of few rows they are read where they are."""
+    if small_m(spec):
+        return 0
     warps, lanes = 4 * consumers(spec, s), 32
     return -(-warps // s.split_k) * (s.split_k - 1) * lanes * accumulators(spec, s) * 4
 
@@ -90,7 +93,7 @@ def staging(spec: Spec, s: Schedule) -> Staging:
     """One to MAX_BUFFERS buffers of 32, 64 or 128 bytes a row, as fit beside the stages; from registers where rows are not
     aligned to 16 bytes. Results of few rows always pass through shared memory, behind the stages."""
     if small_m(spec):
-        return Staging(s.block_n, 1, False, s.block_m * (s.block_n + 4) * 4 + landing_bytes(spec, s))
+        return Staging(s.block_n, 1, False, s.block_m * (s.block_n + 4) * 4)
     out = ITEMSIZE[product_dtype(spec)]
     columns = spec.inputs[1].local_shape(0, spec.world)[1]
     if columns * out % 16:

@@ -178,6 +178,12 @@ TS_DEV u32 cluster_size() {
 TS_DEV void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+// What stands where `p` stands, in the shared memory of block `rank` of the cluster.
+template <class T> TS_DEV const T* cluster_at(const T* p, u32 rank) {
+  u64 found;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(found) : "l"(p), "r"(rank));
+  return (const T*)found;
+}
 // Products that were waited for are complete in these registers, and what follows is not moved ahead of it.
 template <int kCount> TS_DEV void keep_sums(float (&sums)[kCount]) {
 #pragma unroll

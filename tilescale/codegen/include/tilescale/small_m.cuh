@@ -13,7 +13,6 @@ template <class C> struct SmallLayout {
   static constexpr u32 barrier_offset = C::num_stages * stage_bytes;
   static constexpr u32 partial_offset = barrier_offset + (2 * C::num_stages * 8 + 15) / 16 * 16;
   static constexpr u32 pitch = C::block_n + 4;  // of the sums of one row; the pad keeps a warp on different banks
-  static constexpr u32 landing_offset = partial_offset + C::block_m * pitch * 4;  // of parts of other blocks
 };
 
 // Calls `body(first column)` for the tiles that are this block's.
@@ -61,9 +60,9 @@ template <class C> TS_DEV void small_multiply(float (&acc)[C::block_m / 2], cons
   }
 }
 
-// Sums of this warp's 16 columns, to where those of a row of the output lie together.
-template <class C> TS_DEV void small_put(const float (&acc)[C::block_m / 2], float* sums, u32 warp) {
-  const u32 lane = thread() % 32, column = warp * 16 + lane / 4, row = lane % 4 * 2;
+// Sums of this warpgroup's 64 columns, to where those of a row of the output lie together.
+template <class C> TS_DEV void small_put(const float (&acc)[C::block_m / 2], float* sums, u32 warpgroup) {
+  const u32 t = thread() % 128, column = warpgroup * 64 + t / 32 * 16 + t % 32 / 4, row = t % 4 * 2;
 #pragma unroll
   for (int j = 0; j < C::block_m / 8; ++j) {
 #pragma unroll
@@ -71,18 +70,39 @@ template <class C> TS_DEV void small_put(const float (&acc)[C::block_m / 2], flo
   }
 }
 
-// The same 16 columns from there to the output.
-template <class C> TS_DEV void small_store(const Call& call, const Step& step, const float* sums, u32 column, u32 warp) {
-  constexpr u32 kFours = 4;
+// Four neighbouring sums over all blocks of the cluster, in their order.
+template <int kParts> TS_DEV Sums sum_parts(const float* own) {
+  Sums parts[kParts];
+#pragma unroll
+  for (u32 part = 0; part < kParts; ++part) parts[part] = *cluster_at((const Sums*)own, part);
+  Sums sum = parts[0];
+#pragma unroll
+  for (u32 part = 1; part < kParts; ++part) {
+    sum.x += parts[part].x;
+    sum.y += parts[part].y;
+    sum.z += parts[part].z;
+    sum.w += parts[part].w;
+  }
+  return sum;
+}
+
+// This block's share of the tile: summed over the parts, and stored.
+template <class C> TS_DEV void small_store(const Call& call, const Step& step, const float* sums, u32 column) {
+  constexpr u32 kFours = C::block_n / 4, kThreads = SmallLayout<C>::consumers * 128;
   u8* out = call.at(step.target, step.target_offset);
-  for (u32 i = thread() % 32; i < step.rows * kFours; i += 32) {
-    const u32 row = i / kFours, c = warp * 16 + i % kFours * 4;
-    store_four<typename C::Out>(out, row, column + c, call.args->n, *(const Sums*)(sums + row * SmallLayout<C>::pitch + c));
+  const u32 part = C::splits ? cluster_rank() : 0u;
+  for (u32 i = part * kThreads + thread() - 128; i < step.rows * kFours; i += C::split_k * kThreads) {
+    const u32 row = i / kFours, c = i % kFours * 4;
+    const float* own = sums + row * SmallLayout<C>::pitch + c;
+    Sums sum = *(const Sums*)own;
+    if constexpr (C::splits) sum = sum_parts<C::split_k>(own);
+    store_four<typename C::Out>(out, row, column + c, call.args->n, sum);
   }
 }
 
 template <class C> TS_DEV void small_consumer(const Call& call, const Block& me, u8* smem, u64* full, u64* empty) {
-  const u32 warpgroup = thread() / 128 - 1, warp = thread() / 32 - 4;
+  constexpr u32 kThreads = SmallLayout<C>::consumers * 128;
+  const u32 warpgroup = thread() / 128 - 1;
   float* sums = (float*)(smem + SmallLayout<C>::partial_offset);
   Ring<C::num_stages> ring;
   const KRange range = k_range<C>(call);
@@ -91,23 +111,25 @@ template <class C> TS_DEV void small_consumer(const Call& call, const Block& me,
     if (step.kind != kGemm) continue;
     step_begin(step.id);
     for_columns<C>(call, me, [&](u32 column) {
-      float acc[1][C::block_m / 2];
+      float acc[C::block_m / 2];
       for (u32 k = range.from; k < range.to; ++k) {
         barrier_wait(call, step, &full[ring.stage], ring.parity);
         wg_fence();
-        small_multiply<C>(acc[0], smem + ring.stage * SmallLayout<C>::stage_bytes, warpgroup, k > range.from);
+        small_multiply<C>(acc, smem + ring.stage * SmallLayout<C>::stage_bytes, warpgroup, k > range.from);
         wg_commit();
         wg_wait<0>();
         release<C>(&empty[ring.stage]);
         ring.next();
       }
-      if constexpr (C::splits) {  // the only tile of these blocks
-        if (!sum_over_cluster<C>(acc, smem + SmallLayout<C>::landing_offset, warp)) return;
+      small_put<C>(acc, sums, warpgroup);
+      if constexpr (C::splits) {
+        warp_sync();
+        cluster_sync();  // the only tile of these blocks
+      } else {
+        named_barrier(kConsumersMeet, kThreads);
       }
-      small_put<C>(acc[0], sums, warp);
-      warp_sync();
-      small_store<C>(call, step, sums, column, warp);
-      warp_sync();  // nobody reads these sums any more
+      small_store<C>(call, step, sums, column);
+      if constexpr (!C::splits) named_barrier(kConsumersMeet, kThreads);
     });
     step_end();
   }
@@ -127,15 +149,18 @@ template <class C> TS_DEV void small_role(const Call& call, const Maps& maps, co
     mb_fence_init();
   }
   sync();
-  if constexpr (C::splits) cluster_sync();  // all blocks are there: others send them their parts
   if (thread() < 128) {
     if (thread() == 0) small_producer<C>(call, maps, me, smem, full, empty);
     if constexpr (C::splits) {
       warp_sync();
-      cluster_sync();  // as the consumers
+      cluster_sync();  // sums are complete
     }
   } else {
     small_consumer<C>(call, me, smem, full, empty);
+  }
+  if constexpr (C::splits) {  // others may still read these sums
+    sync();
+    cluster_sync();
   }
 }
 
