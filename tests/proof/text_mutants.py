@@ -16,7 +16,8 @@ from tilescale.codegen.host.build import INCLUDE
 
 # Lines of these functions run in the scale model alone, in time that the emulator does not model.
 PACED = ("walk_links", "reserve_links", "pace_step", "links_of", "next_store", "drain")
-HEADERS = ("comm.cuh", "copy.cuh", "gemm.cuh", "gemm_store.cuh", "kernels.cuh", "share.cuh", "small_m.cuh", "sum.cuh")
+HEADERS = ("comm.cuh", "copy.cuh", "gemm.cuh", "gemm_split.cuh", "gemm_store.cuh", "kernels.cuh", "share.cuh",
+           "small_m.cuh", "sum.cuh")
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,9 @@ LOST: dict[str, str] = {
     "lost arrival": "mb_arrive|mb_expect|cluster_mb_arrive|release",
     "lost copy": "bulk_load|bulk_store|tma_load_3d|tma_load_2d|tma_load_2d_multicast|load_next|load_stage|load_b",
     "lost product": "wgmma|multiply_stage|multiply_tile|small_multiply",
-    "lost store": "store|store_pair|store_four|store_chunk|store_chunks|store_registers|tma_store_3d|put_partial|small_put",
-    "lost sum": "sum_units|sum_step|sum_tile|reduce_partials",
+    "lost store": ("store|store_pair|store_four|store_chunk|store_chunks|store_registers|tma_store_3d|send_part|small_put|"
+                   "cluster_store"),
+    "lost sum": "sum_units|sum_step|add_parts",
     "lost setting up": "mb_init",
     "lost end of a call": "finish",
     "lost move of the ring": r"ring\.next",
@@ -142,12 +144,12 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "gemm.cuh": {
         "gemm_producer": ("fused pull", "gemm", "parts", "product"), "load_b": (*_CLUSTERS, "row", "gemm"),
         "load_stage": ("gemm", *_CLUSTERS), "release": (*_CLUSTERS, "gemm"), "for_tiles": (*_CLUSTERS, *_TILES),
-        "k_range": ("shared contraction",), "sum_tile": ("shared contraction",),
+        "k_range": ("shared contraction",),
         "gemm_consumer": ("parts", "parts pulled", "scatter", "scatter large", "shared contraction"),
         "gemm_role": ("gemm", *_CLUSTERS, "shared contraction"), "": _TILES},
+    "gemm_split.cuh": {"": ("shared contraction",)},
     "gemm_store.cuh": {
-        "put_partial": ("shared contraction",), "reduce_partials": ("shared contraction",),
-        "sum_parts": ("shared contraction", "few rows"), "store_four": ("shared contraction", *_FEW),
+        "store_four": _FEW,
         "store_pair": ("odd columns", "odd columns of floats", *_FEW), "store_registers": ("odd columns",),
         "copy_chunk": ("scatter", "scatter large"), "store_chunk": (*_STAGED, "scatter"),
         "store_rows": (*_STAGED, "odd columns"), "": _STAGED},

@@ -140,6 +140,8 @@ template <class C> struct StepWindow {
   static constexpr u32 kSources = C::sum_sources;
 };
 
+constexpr u32 kCounts = 32;  // the thread that counts the call on: not of the warp that waits and signals
+
 // Walks the steps of a copy gang. All threads of the block. Waits that follow each other are waited for side by side.
 template <class C> TS_DEV void copy_role(const Call& call, const Block& me, u8* smem) {
   TilePipe pipe{smem, (u64*)(smem + C::copy_stages * C::copy_tile_bytes), 0};
@@ -152,13 +154,9 @@ template <class C> TS_DEV void copy_role(const Call& call, const Block& me, u8* 
     sync();
   }
   if constexpr (C::window_rows > 0) {
-    if (me.num_steps > 0u) {
-      window.fetch(0);
-    } else {
-      sync();
-    }
-    // Behind a barrier all threads of the block know the epoch: it may be counted on, beside the work.
-    if (thread() == C::threads - 1) finish(call, call.args->last);
+    if constexpr (!C::copy_tma) sync();
+    // Every thread of the block knows the epoch: it may be counted on, beside the work.
+    if (thread() == kCounts) finish(call, call.args->last);
   }
   bool signalled = false;
   for (u32 i = 0; i < me.num_steps; ++i) {
