@@ -27,8 +27,10 @@ from tilescale.runtime.gpu_runner import GpuRunner
 from tilescale.runtime.links import LinkProbe
 from tilescale.runtime.measure import Samples
 from tilescale.runtime.sampling import Bounds
+from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import Space
 from tilescale.spec.op import Spec
+from tilescale.tuner.baselines import first_candidates
 from tilescale.tuner.prior import Prior
 from tilescale.tuner.strategies.learned import shortlist
 
@@ -43,6 +45,7 @@ TOKENS = (512, 8192)
 ROUNDS = 4
 BOUNDS = Bounds(minimum=6, maximum=12, batch=6, warmup=2)
 SMALL_BOUNDS = Bounds(minimum=6, maximum=12, batch=6, warmup=2, calls=20)  # a graph's start outweighs two such calls
+FORESEEING, AHEAD = 2, 24  # processes, each of which starts more; schedules whose kernels are compiled ahead
 MACHINE = "8xH200-NVSwitch"  # that the scale model stands for
 COLUMNS = 4096  # bfloat16: 8 KB a row
 MESSAGES = (1, 4, 16, 64)  # rows
@@ -127,7 +130,7 @@ TABLES: dict[str, Callable[[Sequence[int]], Table]] = {
 def arguments(description: str | None, trials: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, required=True,
-                        help="a file, or a folder where several tables are measured; rows of these sources are kept")
+                        help="a file, or a folder where several tables are measured; rows that are there are kept")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--only", nargs="+", default=[""], help="rows whose label holds one of these texts")
     parser.add_argument("--trials", type=int, default=trials)
@@ -139,14 +142,15 @@ def arguments(description: str | None, trials: int) -> argparse.ArgumentParser:
 
 def run(tables: Sequence[Table], given: argparse.Namespace) -> None:
     """Measure the rows, those of a topology of all tables with one group of ranks. What is finished is written at once and
-    found again by a second run of the same sources; a row that fails is written with its error, and the next one begins."""
+    found again by a second run of the same sources; a row that fails is written with its error, and the next one begins.
+    What the cost model expects, and the kernels that it ranks first, are made ahead while the ranks measure."""
     began = time.monotonic()
     written = {table.name: _Written(table, _path(given, table, len(tables))) for table in tables}
     todo = [(table, row) for table in tables for row in table.rows
             if any(text in row.label for text in given.only) and row.spec.world in given.ranks
             and row.label not in written[table.name].done]
-    with ProcessPoolExecutor() as pool:
-        foreseen = {row: pool.submit(_foresee, row.spec) for _, row in todo}  # fills the cache of predictions
+    with ProcessPoolExecutor(FORESEEING) as pool:
+        foreseen = {row: pool.submit(_foresee, row.spec) for _, row in todo}
         kinds = dict.fromkeys((row.spec.topology, table.bounds) for table, row in todo)
         for topology, bounds in kinds:
             mine = [(table, row) for table, row in todo if (row.spec.topology, table.bounds) == (topology, bounds)]
@@ -157,7 +161,7 @@ def run(tables: Sequence[Table], given: argparse.Namespace) -> None:
                 runner.start()
                 for table, row in mine:
                     if time.monotonic() - began < given.limit:
-                        foreseen[row].result()
+                        runner.prefetch(row.spec, foreseen[row].result())
                         written[table.name].add(_tried(runner, table, row, given, known[table.name]))
         for future in foreseen.values():
             future.cancel()
@@ -172,20 +176,22 @@ def _path(given: argparse.Namespace, table: Table, tables: int) -> Path:
 
 
 class _Written:
-    """The file of a table; rows of the same sources that it holds already are kept."""
+    """The file of a table. Every row names the sources it was measured with: those of the same ones are kept and not
+    measured again, others only until they are."""
 
     def __init__(self, table: Table, path: Path) -> None:
         self._path, self._head = path, {**common.header(table.name), **table.extra}
-        before = json.loads(path.read_text()) if path.exists() else {}
-        same = before.get("version") == self._head["version"]
-        self._rows: list[dict[str, Any]] = [row for row in before.get("rows", ()) if same and "ratio" in row]
+        before = json.loads(path.read_text())["rows"] if path.exists() else []
+        self._rows: list[dict[str, Any]] = [row for row in before if "ratio" in row]
 
     @property
     def done(self) -> set[str]:
-        return {row["label"] for row in self._rows}
+        return {row["label"] for row in self._rows if row["sources"] == self._head["version"]}
 
     def add(self, row: dict[str, Any]) -> None:
-        self._rows.append(row)
+        row["sources"] = self._head["version"]
+        if "ratio" in row or all(row["label"] != other["label"] for other in self._rows):
+            self._rows = [other for other in self._rows if other["label"] != row["label"]] + [row]
         result = {**self._head, **summary(self._rows), "rows": self._rows}
         aside = self._path.with_suffix(".new")
         aside.write_text(json.dumps(result, indent=1) + "\n")
@@ -193,12 +199,13 @@ class _Written:
         _print(row)
 
 
-def _foresee(spec: Spec) -> None:
-    """Keep what the cost model expects, which takes a processor some seconds a spec and a device none."""
+def _foresee(spec: Spec) -> tuple[Schedule, ...]:
+    """The schedules that a search will ask for first. What the cost model expects is kept for it."""
     prior = Prior(spec, Space(spec).schedules)
     for schedule in shortlist(prior):
         prior.us(schedule)
     memo.save(spec)
+    return (*first_candidates(spec, prior), *prior.ranked[:AHEAD])
 
 
 def _known(table: Table, topology: ts.Topology) -> dict[str, Any]:

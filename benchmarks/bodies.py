@@ -12,6 +12,8 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from tilescale.spec.declaration import Spec
 from tilescale.tuner.prior import Prior
 
 RANKS = 8
+FORESEEING = 4  # processes, each of which starts more
 LOCAL_ROWS = (16, 64, 512, 8192)
 COPIES = ("all_gather", "reduce_scatter", "all_reduce")
 
@@ -61,12 +64,15 @@ def first(spec: Spec, each: int) -> tuple[Schedule, ...]:
 def bodies(each: int) -> dict[Kernel, tuple[Schedule, ProgramLaunch]]:
     """Kernels, with a schedule and a launch of each."""
     found: dict[Kernel, tuple[Schedule, ProgramLaunch]] = {}
-    for spec in workloads():
-        for schedule in first(spec, each):
-            program = emit(spec, schedule)
-            for launch in program.ranks[0]:
-                if launch.kernel is not None:
-                    found.setdefault(program.kernels[launch.kernel], (schedule, launch))
+    specs = tuple(workloads())
+    with ProcessPoolExecutor(FORESEEING) as pool:
+        chosen = pool.map(partial(first, each=each), specs)
+        pairs = [(spec, schedule) for spec, schedules in zip(specs, chosen, strict=True) for schedule in schedules]
+    for spec, schedule in pairs:
+        program = emit(spec, schedule)
+        for launch in program.ranks[0]:
+            if launch.kernel is not None:
+                found.setdefault(program.kernels[launch.kernel], (schedule, launch))
     return found
 
 

@@ -62,6 +62,7 @@ REPEATED: dict[str, str] = {
 # Lost statements that change nothing, with the reason; those of edits.toml say so there.
 HARMLESS: dict[tuple[str, str], str] = {
     ("lost wait", "wait_step: pause_until(counter, target)"): "it polls without a pause; the acquire is the wait",
+    ("lost block barrier", "copy_role: warp_sync()"): "lanes that do nothing but wait for it; a warp begins together",
     ("lost block barrier", "copy_step: sync()"): (
         "a signal has a block barrier of its own; this one only makes the links' time part of the step"
     ),

@@ -192,7 +192,7 @@ template <class C> TS_DEV void copy_role(const Call& call, const Block& me, u8* 
     step_end();
   }
   if constexpr (C::window_rows == 0) {
-    sync();
+    warp_sync();  // kernels of one warp
     if (thread() == 0) finish(call, call.args->last);
   }
 }
