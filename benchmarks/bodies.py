@@ -1,9 +1,10 @@
-"""Registers, spilled bytes and shared memory of the bodies that the tuner turns to first, from the compiler's log.
+"""Registers, spilled bytes and shared memory of kernel bodies, from the compiler's log.
 
     python benchmarks/bodies.py [--each N] [--workers N]
 
-For every operation of the tables, on the topologies that they are measured on: the kernels of the schedules that the cost
-model ranks first, each text once. Needs no GPU. Exits with 1 where one spills, or does not compile.
+For every operation of the tables, on the topologies that they are measured on: all kernels of those that communicate, and
+of products without communication those of the schedules that the cost model ranks first for every layer. Each text once.
+Needs no GPU. Exits with 1 where one spills, or does not compile.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,50 +26,46 @@ from tilescale.codegen.cache import Binary
 from tilescale.codegen.compile import Compiler, Source
 from tilescale.codegen.emit import emit
 from tilescale.codegen.program import Kernel, ProgramLaunch
+from tilescale.costmodel.product import product_us
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import Space
 from tilescale.spec.declaration import Spec
-from tilescale.tuner.prior import Prior
 
-RANKS = 8
-FORESEEING = 4  # processes, each of which starts more
-LOCAL_ROWS = (16, 64, 512, 8192)
-COPIES = ("all_gather", "reduce_scatter", "all_reduce")
+RANKS = 2  # kernels of more differ in how many parts a sum has
+LOCAL_ROWS, LAYERS = (1, 16, 64, 512, 8192), 3  # every third of them
+SHAPING = ("transport", "direction", "algorithm", "overlap", "block_m", "block_n", "num_stages")  # what kernels differ by
 
 
 def workloads() -> Iterator[Spec]:
     """One of every kind: a kernel's text depends on sizes only where they decide its accesses."""
     alone = ts.Topology.named(beside.MACHINE).with_ranks(1)
-    for m in LOCAL_ROWS:
-        for layer in list(products.layers())[::4]:
-            yield products.declare(m, layer, alone)
-    for op in beside.SHAPES:
-        for kind in ("shared_gpu", beside.MACHINE):
-            yield from (row.spec for row in beside.layers(op, RANKS, kind))
-    yield from (row.spec for row in beside.all_reduce_small([RANKS]).rows)
+    for m, layer in product(LOCAL_ROWS, tuple(products.layers())[::LAYERS]):
+        yield products.declare(m, layer, alone)
+    for op, kind in product(beside.SHAPES, ("shared_gpu", beside.MACHINE)):
+        yield beside.layers(op, RANKS, kind)[0].spec
+    yield beside.all_reduce_small([RANKS]).rows[-1].spec
     shared = ts.Topology.shared_gpu(RANKS)
-    tensor = ts.Tensor((4096, 8192), "bfloat16", ts.FullRow)
-    yield ts.redistribute(tensor, to=ts.Replicate, topology=shared)
+    yield ts.redistribute(ts.Tensor((4096, 8192), "bfloat16", ts.FullRow), to=ts.Replicate, topology=shared)
     yield ts.redistribute(ts.Tensor((4096, 8192), "bfloat16", ts.Partial), to=ts.FullRow, topology=shared)
 
 
 def first(spec: Spec, each: int) -> tuple[Schedule, ...]:
-    """The first schedules by the cost model, of generated kernels, and the first of every transport."""
+    """Of products without communication the schedules that the cost model ranks first; of others one for every kernel that
+    the space holds."""
     limits: dict[str, Sequence[str | int]] = {"compute": ["generated"]} if spec.operation.compute == "gemm" else {}
-    ranked = Prior(spec, Space(spec, limits).schedules).ranked
-    of_transport = {schedule.transport: schedule for schedule in reversed(ranked)}
-    return tuple(dict.fromkeys([*ranked[:each], *of_transport.values()]))
+    found = Space(spec, limits).schedules
+    if spec.local:
+        return tuple(sorted(found, key=lambda schedule: product_us(spec, schedule))[:each])
+    kinds: dict[tuple[object, ...], Schedule] = {}
+    for schedule in found:
+        kinds.setdefault(tuple(getattr(schedule, name) for name in SHAPING), schedule)
+    return tuple(kinds.values())
 
 
 def bodies(each: int) -> dict[Kernel, tuple[Schedule, ProgramLaunch]]:
     """Kernels, with a schedule and a launch of each."""
     found: dict[Kernel, tuple[Schedule, ProgramLaunch]] = {}
-    specs = tuple(workloads())
-    with ProcessPoolExecutor(FORESEEING) as pool:
-        chosen = pool.map(partial(first, each=each), specs)
-        pairs = [(spec, schedule) for spec, schedules in zip(specs, chosen, strict=True) for schedule in schedules]
-    for spec, schedule in pairs:
-        program = emit(spec, schedule)
+    for program, schedule in ((emit(spec, schedule), schedule) for spec in workloads() for schedule in first(spec, each)):
         for launch in program.ranks[0]:
             if launch.kernel is not None:
                 found.setdefault(program.kernels[launch.kernel], (schedule, launch))
@@ -85,7 +81,7 @@ def _row(kernel: Kernel, schedule: Schedule, launch: ProgramLaunch, binary: Bina
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--each", type=int, default=4, help="schedules of a workload")
+    parser.add_argument("--each", type=int, default=2, help="schedules of a product without communication")
     parser.add_argument("--workers", type=int, default=None)
     given = parser.parse_args()
     found = bodies(given.each)

@@ -108,7 +108,7 @@ def _table(name: str) -> Iterator[str]:
     yield from _source(result, rows[0].get("source", "measured"))
     old = sum(row.get("sources", result["version"]) != result["version"] for row in rows)
     if old:
-        yield f"{old} rows are of older sources, which the result names."
+        yield f"{old} rows are of other sources, which the result names."
         yield ""
     yield f"Geometric mean {result['geomean_ratio']:.3f}, worst row {result['min_ratio']:.3f}, {len(rows)} rows."
     yield ""
@@ -130,7 +130,7 @@ def _bodies() -> Iterator[str]:
     yield ""
     yield f"`{result['command']}`, from the compiler's log; sources {result['version']}."
     yield ""
-    yield f"{result['bodies']} bodies, {result['spilling']} that spill, at most {result['most_registers']} registers a thread."
+    yield f"{result['bodies']} bodies, {result['spilling']} spill; at most {result['most_registers']} registers a thread."
     yield ""
     yield "| body | of a schedule | threads | registers | spilled bytes | stack | shared memory |"
     yield "|---" * 7 + "|"

@@ -62,6 +62,8 @@ REPEATED: dict[str, str] = {
 # Lost statements that change nothing, with the reason; those of edits.toml say so there.
 HARMLESS: dict[tuple[str, str], str] = {
     ("lost wait", "wait_step: pause_until(counter, target)"): "it polls without a pause; the acquire is the wait",
+    ("lost meeting of a cluster", "gemm_role: cluster_sync()"): "threads that have ended are not waited for",
+    ("lost block barrier", "sum_over_cluster: warp_sync()"): "all lanes of a warp take the branch before it",
     ("lost block barrier", "copy_role: warp_sync()"): "lanes that do nothing but wait for it; a warp begins together",
     ("lost block barrier", "copy_step: sync()"): (
         "a signal has a block barrier of its own; this one only makes the links' time part of the step"
