@@ -24,7 +24,7 @@ ENGINE = {"transport": "copy_engine", "num_comm_blocks": 0}
 TILELESS = {"block_m": 0, "block_n": 0, "block_k": 0, "num_stages": 0, "raster_group": 0}
 PLAIN = {"overlap": "none", "chunk_rows": 0, "depth": 1}
 SCATTER = replace(FUSED, algorithm="scatter", depth=1, num_comm_blocks=0)
-ONE_SHOT, TWO_SHOT = ({"algorithm": name} for name in ("one_shot", "two_shot"))
+ONE_SHOT, TWO_SHOT, RING = ({"algorithm": name} for name in ("one_shot", "two_shot", "ring"))
 LOCAL = Schedule(compute="generated", **{**TILE, "num_stages": 6, "raster_group": 4})
 SPLIT = replace(LOCAL, block_m=128, split_k=2)
 FEW = replace(LOCAL, block_m=16, block_n=64, block_k=128, split_k=2)
@@ -87,6 +87,13 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "all_reduce copy engine": (_sum(), replace(COPY, **TWO_SHOT, **ENGINE)),
     "reduce_scatter uneven": (_sum(FullRow, 100), replace(COPY, depth=1, num_comm_blocks=2)),
     "reduce_scatter pull": (_sum(FullRow), replace(COPY, direction="pull", **PLAIN)),
+    "ring of copies": (_gather(), replace(COPY, **RING)),
+    "ring of a copy engine": (_gather(), replace(COPY, overlap="chunked", **RING, **ENGINE)),
+    "ring before a product": (_spec(), replace(FUSED, **RING)),
+    "ring of sums": (_sum(FullRow), replace(COPY, **RING)),
+    "ring of uneven sums": (_sum(FullRow, 100), replace(COPY, **RING, **PLAIN)),
+    "ring of all sums": (_sum(), replace(COPY, **RING)),
+    "ring of products": (_product(), replace(FUSED, **RING, **PLAIN)),
     "product": (_local(), LOCAL),
     "product in clusters": (_local(), replace(LOCAL, block_m=128, cluster_m=2)),
     "product with a shared contraction": (_local(), SPLIT),

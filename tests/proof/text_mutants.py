@@ -16,7 +16,7 @@ from tilescale.codegen.host.build import INCLUDE
 
 # Lines of these functions run in the scale model alone, in time that the emulator does not model.
 PACED = ("walk_links", "reserve_links", "pace_step", "links_of", "next_store", "drain")
-HEADERS = ("comm.cuh", "copy.cuh", "gemm.cuh", "gemm_split.cuh", "gemm_store.cuh", "kernels.cuh", "share.cuh",
+HEADERS = ("carry.cuh", "comm.cuh", "copy.cuh", "gemm.cuh", "gemm_split.cuh", "gemm_store.cuh", "kernels.cuh", "share.cuh",
            "small_m.cuh", "sum.cuh")
 
 
@@ -46,7 +46,7 @@ LOST: dict[str, str] = {
     "lost product": "wgmma|multiply_stage|multiply_tile|small_multiply",
     "lost store": ("store|store_pair|store_four|store_chunk|store_chunks|store_registers|tma_store_3d|send_part|small_put|"
                    "cluster_store"),
-    "lost sum": "sum_units|sum_step|add_parts",
+    "lost sum": "sum_units|sum_step|add_parts|carry_units|carry_step",
     "lost setting up": "mb_init",
     "lost end of a call": "finish",
     "lost move of the ring": r"ring\.next",
@@ -66,6 +66,9 @@ HARMLESS: dict[tuple[str, str], str] = {
     ("lost block barrier", "sum_over_cluster: warp_sync()"): "all lanes of a warp take the branch before it",
     ("lost block barrier", "copy_role: warp_sync()"): "lanes that do nothing but wait for it; a warp begins together",
     ("lost block barrier", "copy_step: sync()"): (
+        "a signal has a block barrier of its own; this one only makes the links' time part of the step"
+    ),
+    ("lost block barrier", "carry_step: sync()"): (
         "a signal has a block barrier of its own; this one only makes the links' time part of the step"
     ),
 }
@@ -158,6 +161,7 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "store_rows": (*_STAGED, "odd columns"), "": _STAGED},
     "share.cuh": {"": ("copy", "tma", "sum")},
     "small_m.cuh": {"": _FEW},
+    "carry.cuh": {"": ("carried", "carried odd")},
     "sum.cuh": {"": _SUMS},
 }
 _OTHERS = ("fused pull", "gemm", "tma", "parts")

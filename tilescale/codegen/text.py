@@ -19,6 +19,7 @@ from tilescale.spec.op import Spec
 
 ELEMENTS = {"bfloat16": "ts::Bf16", "float16": "ts::Fp16", "float32": "ts::Fp32"}
 PRODUCTS = ("gemm", "fused", "small_m")  # families of kernels that multiply
+CARRIED_SOURCES = 2  # of a sum that goes on: the sum so far, and a part
 
 
 def link_fs_per_byte(spec: Spec) -> int:
@@ -43,9 +44,8 @@ def _copy_unit(steps: Iterable[Step]) -> int:
             unit = math.gcd(unit, step.src.offset, step.dst.offset, step.src.row,
                             *(pitch for region in (step.src, step.dst) for _, pitch in region.loops))
         elif isinstance(step, Sum):
-            size = step.srcs[0].size
-            unit = math.gcd(unit, size, *(source.offset for source in step.srcs),
-                            step.dst.offset * size // step.dst.size)
+            size = step.srcs[-1].size
+            unit = math.gcd(unit, size, *(region.offset * size // region.size for region in (*step.srcs, step.dst)))
     return unit
 
 
@@ -61,6 +61,8 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
     constants = _copying(spec, schedule, launch)
     if any(isinstance(step, Copy) and step.src.loops for step in launch.steps):
         constants["copy_strided"] = True
+    if launch.family == "sum" and schedule.algorithm == "ring":
+        constants |= {"sum_sources": CARRIED_SOURCES, "sum_carries": True}
     if launch.family in PRODUCTS:
         constants |= _multiplying(spec, schedule, launch, stored)
     lines = [f"  static constexpr {'bool' if isinstance(v, bool) else 'int'} {name} = {str(v).lower()};"
@@ -70,10 +72,23 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
         lines += [f"  using Element = {ELEMENTS[spec.inputs[0].dtype]};", f"  using Out = {out};"]
     elif launch.family == "sum":
         lines += [f"  using Part = {ELEMENTS[summed(spec).element]};", f"  using Out = {ELEMENTS[spec.output.dtype]};"]
+    if any(step.then for step in launch.steps if isinstance(step, Gemm | Sum)):
+        lines.append(f"  using Epilogue = {epilogue_type(spec)};")
     entry = f"tilescale_{launch.family}"
     text = "\n".join(["#include <tilescale/kernels.cuh>", "", "struct Config {", *lines, "};", "",
                       f"TILESCALE_KERNEL({entry}, Config)", ""])
     return Kernel(entry, text, spec.topology.gpu.arch)
+
+
+def epilogue_type(spec: Spec) -> str:
+    """The epilogues of a spec as the device library has them. Their operands' slots are their places in Spec.extras."""
+    slot, out, found = len(spec.operation.extras(spec)), ELEMENTS[spec.output.dtype], []
+    for epilogue in spec.epilogues:
+        extras = epilogue.extras(spec)
+        arguments = [*(str(slot + at) for at in range(len(extras))), out] if extras else []
+        found.append(f"ts::{epilogue.struct}" + (f"<{', '.join(arguments)}>" if arguments else ""))
+        slot += len(extras)
+    return f"ts::Then<{', '.join(found)}>"
 
 
 def texts_of(spec: Spec, schedule: Schedule, plan: Plan) -> tuple[Kernel, ...]:

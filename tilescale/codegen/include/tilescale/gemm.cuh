@@ -244,6 +244,7 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps,
     } else {
       const u32 version = C::store_versions > 1 ? call.calls & 1u : 0u;  // each is a shard of the map
       const OutRows out{call.at(step.target, step.target_offset), step.rows, call.args->n, step.per_call, step.counter + version};
+      const Results results{&call, step.target_offset / BytesOf<typename C::Out>::value, call.args->n};
       for_tiles<C>(call, step, me, [&](TilePosition tile) {
         float acc[kSubtiles][C::block_n / 2];
         multiply_tile<C>(call, step, acc, ring, smem, full, empty, range);
@@ -254,9 +255,11 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps,
           if (!sum_over_cluster<C>(acc, smem, thread() / 32 - 4)) return;
         }
 #pragma unroll
-        for (int s = 0; s < kSubtiles; ++s)
-          store_rows<C>(acc[s], staging, &maps.out, out, tile.m * C::block_m + (warpgroup * kSubtiles + s) * 64,
-                        tile.n * C::block_n);
+        for (int s = 0; s < kSubtiles; ++s) {
+          const u32 row = tile.m * C::block_m + (warpgroup * kSubtiles + s) * 64;
+          if constexpr (EpilogueOf<C>::any) finish_tile<C>(results, row, step.rows, tile.n * C::block_n, acc[s]);
+          store_rows<C>(acc[s], staging, &maps.out, out, row, tile.n * C::block_n);
+        }
       });
     }
     signalled = step.kind == kSignal;

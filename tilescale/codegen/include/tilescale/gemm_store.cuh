@@ -23,6 +23,14 @@ template <class Out> TS_DEV void store_pair(u8* out, u64 row, u32 column, u32 n,
 
 struct alignas(16) Sums { float x, y, z, w; };
 
+template <class C> TS_DEV void finish_four(const Results& results, u32 row, u32 column, Sums& sum) {
+  if constexpr (EpilogueOf<C>::any) {
+    float values[4] = {sum.x, sum.y, sum.z, sum.w};
+    finish_results<C, 4>(results, row, column, values);
+    sum = Sums{values[0], values[1], values[2], values[3]};
+  }
+}
+
 // Four neighbouring outputs of a row.
 template <class Out> TS_DEV void store_four(u8* out, u64 row, u32 column, u32 n, Sums v) {
   if (n % 4u != 0u) {
