@@ -36,7 +36,7 @@ METRICS = (
     "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum", "lts__t_bytes.sum", "dram__bytes.sum",
     "smsp__cycles_active.avg",
 )
-OURS, LIBRARY = "tilescale_gemm", "nvjet|cutlass|gemm|xmma"
+OURS, LIBRARY = "tilescale_gemm", "nvjet"  # references in float64 are made by other kernels
 
 
 def best() -> dict[str, Any]:
