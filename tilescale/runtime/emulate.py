@@ -28,7 +28,10 @@ from tilescale.runtime.emulator import (
     tensor_map,
 )
 from tilescale.runtime.reference import NumpyArrays, add_up
+from tilescale.runtime.routed import routed
+from tilescale.runtime.routing import TURNS, routing_of
 from tilescale.runtime.scaled import Scaled, scaled
+from tilescale.schedules.ragged import ragged
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.declaration import Spec
 from tilescale.spec.result import Factor, Result, deviation, result_of
@@ -53,10 +56,12 @@ class Emulation:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The output of a rank in fp64, and how far its elements may be off; None: as it is, rounded once."""
+    """The output of a rank in fp64, and how far its elements may be off; None: as it is, rounded once. `exact`: the bytes of
+    outputs by buffer, where these are known."""
 
     value: Array
     allowed: Array | None
+    exact: tuple[tuple[str, bytes], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,10 +126,10 @@ class Run:
         self.program = emit(small.spec, small.schedule, small.plan)
         self.world = small.spec.world
         self.machine = Machine(seed, adversary, sm_share=small.plan.sm_share, late_rank=conditions.late_rank)
-        self.rng = np.random.default_rng(seed)
+        self.rng, self.turn = np.random.default_rng(seed), seed
         self.libraries = [build_candidate(kernel.text, include_dirs) for kernel in self.program.kernels]
         self.memory = [self._memories(rank) for rank in range(self.world)]
-        self.reads: list[tuple[int, int, int, Wanted]] = []
+        self.reads: list[tuple[dict[str, int], int, int, Wanted]] = []
         self.ended: dict[int, list[int]] = {}
         for call in range(conditions.calls):
             self._call(call)
@@ -182,11 +187,16 @@ class Run:
             after = self.ended.get(rank, [])
             for name, data in inputs[rank].items():
                 after = [self.machine.add_caller_write(rank, self.memory[rank][name].address, data, after, call)]
-            out = self.memory[rank]["out"]
-            after = [self.machine.add_caller_write(rank, out.address, b"\xff" * out.size, after, call, "caller poisons")]
+            outputs = {b.name: self.memory[rank][b.name] for b in self.plan.buffers if b.role == "output"}
+            for out in outputs.values():
+                after = [self.machine.add_caller_write(rank, out.address, b"\xff" * out.size, after, call, "caller poisons")]
             ends = self._launches(rank, call, after[0])
-            node = self.machine.add_caller_read(rank, out.address, out.size, ends, call)
-            self.reads.append((node, rank, call, wanted[rank]))
+            nodes = {}
+            for name, out in outputs.items():
+                nodes[name] = self.machine.add_caller_read(rank, out.address, out.size, ends, call)
+                ends = [nodes[name]]
+            node = ends[0]
+            self.reads.append((nodes, rank, call, wanted[rank]))
             # The caller may overwrite its inputs at once, whatever its peers are still doing (0xFF: not a number).
             self.ended[rank] = [node] + [
                 self.machine.add_caller_write(rank, self.memory[rank][name].address, b"\xff" * len(data), ends, call,
@@ -228,6 +238,8 @@ class Run:
     # -- values --------------------------------------------------------------------------------------------------------
     def _values(self, exact: bool) -> tuple[list[dict[str, bytes]], list[Wanted]]:
         """Input bytes of every rank by buffer, and its output."""
+        if ragged(self.spec):
+            return self._routed(exact)
         operands = [[self._draw(tensor, rank, exact) for rank in range(self.world)] for tensor in self.spec.inputs]
         inputs = [{name: ranks[rank][1] for name, ranks in zip(NAMES, operands, strict=False) if ranks[rank][1]}
                   for rank in range(self.world)]
@@ -238,6 +250,15 @@ class Run:
         results = [result_of(self.spec, rank) for rank in range(self.world)]
         known = {result: self._wanted(result, load, exact) for result in dict.fromkeys(results)}
         return inputs, [known[result] for result in results]
+
+    def _routed(self, exact: bool) -> tuple[list[dict[str, bytes]], list[Wanted]]:
+        """The same of an operation that goes by indices, which are of another kind in every call."""
+        turn, self.turn = TURNS[self.turn % len(TURNS)], self.turn + 1
+        made = routed(self.spec, routing_of(self.spec, self.rng, turn), self.rng, exact)
+        inputs = [{name: data for name, data in each.items() if data} for each in made.inputs]
+        if made.value:
+            return inputs, [Wanted(v, a) for v, a in zip(made.value, made.allowed, strict=True)]
+        return inputs, [Wanted(np.zeros(0), None, tuple(each.items())) for each in made.exact]
 
     def _wanted(self, result: Result, load: Callable[[Factor], Array], exact: bool) -> Wanted:
         allowed = deviation(self.spec, result, exact)
@@ -257,9 +278,13 @@ class Run:
         """Everything wrong with a run that ended."""
         lines = list(deviations(self.plan, self.program, report, self.conditions.calls, self.conditions.first_call))
         output = self.spec.output
-        for node, rank, call, wanted in self.reads:
+        for nodes, rank, call, wanted in self.reads:
+            for name, data in wanted.exact:
+                if report.seen[nodes[name]] != data:
+                    at = next(i for i, (x, y) in enumerate(zip(report.seen[nodes[name]], data, strict=True)) if x != y)
+                    lines.append(f"call {call} rank {rank}: byte {at} of {name} is wrong")
             shape = wanted.value.shape
-            found = from_bits(report.seen[node][: wanted.value.size * output.itemsize], output.dtype).reshape(shape)
+            found = from_bits(report.seen[nodes["out"]][: wanted.value.size * output.itemsize], output.dtype).reshape(shape)
             value, allowed = wanted.value, wanted.allowed
             if allowed is None:
                 value = from_bits(to_bits(value, output.dtype).tobytes(), output.dtype).reshape(shape)

@@ -8,6 +8,7 @@ from tilescale.errors import ScheduleError, SpecError, nearest
 from tilescale.schedules.algorithms import ALGORITHMS
 from tilescale.schedules.exchanges import exchange_of, exchanges
 from tilescale.schedules.knob import BY_NAME
+from tilescale.schedules.ragged import ragged, ragged_geometry
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import sums
 from tilescale.schedules.transports import TRANSPORTS
@@ -76,6 +77,8 @@ def _check_algorithm(spec: Spec, s: Schedule) -> None:
                             "use one of these")
     if exchanges(spec):
         _check_exchange(spec, s)
+    if ragged(spec):
+        _check_ragged(spec, s)
     if not sums(spec):
         return
     if s.direction == "pull" and s.transport != "peer_copy":
@@ -102,6 +105,16 @@ def _check_exchange(spec: Spec, s: Schedule) -> None:
     if s.direction == "pull" and s.overlap == "fused":
         raise ScheduleError("a fused exchange has a kernel beside its copies", "a copy engine that pulls, overlap='fused'",
                             "use overlap='none' or direction='push'")
+
+
+def _check_ragged(spec: Spec, s: Schedule) -> None:
+    if (s.transport, s.overlap) != ("peer_copy", "none"):
+        raise ScheduleError("rows whose number is known on the device alone are moved by one gang of blocks",
+                            f"{spec.op}, transport={s.transport!r}, overlap={s.overlap!r}",
+                            "use transport='peer_copy', overlap='none'")
+    if s.direction == "pull" and not ragged_geometry(spec, s.direction, s.num_comm_blocks).pullable:
+        raise ScheduleError("rows are pulled where peers can read them", f"{spec.op}, direction='pull'",
+                            "declare inputs='symmetric', or use direction='push'")
 
 
 def _check_copying(s: Schedule, sends: bool) -> None:

@@ -15,7 +15,7 @@ from math import gcd
 from tilescale import canon
 from tilescale.schedules.boxes import Grids, pitches, walk_of
 from tilescale.schedules.footprint import accesses, counter_totals
-from tilescale.schedules.plan import Buffer, Copy, Gemm, Plan, Reduce, Region, Role, Signal, Step, Sum, Wait
+from tilescale.schedules.plan import Buffer, Copy, Gemm, Plan, Ragged, Reduce, Region, Role, Signal, Step, Sum, Wait
 
 Form = tuple[object, ...]
 
@@ -53,6 +53,7 @@ def protocol(plan: Plan) -> Form:
         plan.goal.part_row_bytes > 0,
         tuple(units.scale(plan.goal.operand, s) for s in plan.goal.starts),
         *(units.region(region, numbers) for piece in plan.goal.pieces for region in piece),
+        *((plan.op,) if plan.goal.ragged else ()),
     )
     phases = tuple((phase.counter, phase.arrivals) for phase in plan.phases)
     return (plan.counters, buffers, goal, phases, tuple(ranks))
@@ -164,6 +165,7 @@ def _step(step: Step, units: _Units, numbers: dict[str, int], free: frozenset[tu
     return (
         type(step).__name__.lower(),
         *((step.dst.size == step.srcs[0].size,) if isinstance(step, Sum) else ()),  # decides how blocks share it
+        *((step.task, step.peer) if isinstance(step, Ragged) else ()),
         *(units.region(region, numbers) for region, _ in accesses(step)),
     )
 
@@ -251,6 +253,10 @@ class _View:
         regions = [self.region(region) for region, _ in accesses(step)]
         if isinstance(step, Sum):  # of which the order of the sources is no part: every rank adds in the same order
             regions = [*sorted(regions[:-1]), regions[-1], (step.dst.size == step.srcs[0].size,)]
+        if isinstance(step, Ragged):  # that reads of all ranks alike
+            reads = len(step.reads)
+            peer = (step.peer - self.base) % self.plan.world
+            regions = [step.task, peer, *sorted(regions[:reads]), "writes", *sorted(regions[reads:])]
         return (type(step).__name__.lower(), *regions)
 
     def region(self, region: Region) -> Form:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 
 from tilescale import canon
 from tilescale.errors import SpecError, nearest
+from tilescale.spec.operand import Operand
 from tilescale.spec.operation import OPERATIONS, Operation
 from tilescale.spec.tensor import Dim, Tensor
 from tilescale.spec.topology import Topology
@@ -61,6 +63,16 @@ class Spec:
     def operation(self) -> Operation:
         """Its entry in the registry of operations."""
         return OPERATIONS[self.op]
+
+    @cached_property
+    def extras(self) -> tuple[Operand, ...]:
+        """Operands beside ``inputs``, in the order in which callers pass them."""
+        return self.operation.extras(self)
+
+    @cached_property
+    def results(self) -> tuple[Operand, ...]:
+        """What is written beside ``output``."""
+        return self.operation.results(self)
 
     @property
     def world(self) -> int:
