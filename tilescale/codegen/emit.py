@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from math import prod
 
 from tilescale.codegen.maps import map_bytes, out_shard_bytes, stored_buffer, tensor_maps
-from tilescale.codegen.ragged_rows import ragged_rows
 from tilescale.codegen.program import (
     COUNTER_BYTES,
     STATE_BYTES,
@@ -19,6 +18,7 @@ from tilescale.codegen.program import (
     Slot,
     aligned,
 )
+from tilescale.codegen.ragged_rows import ragged_rows
 from tilescale.codegen.table import (
     KIND_COPY,
     KIND_GEMM,

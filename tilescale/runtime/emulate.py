@@ -28,7 +28,7 @@ from tilescale.runtime.emulator import (
     tensor_map,
 )
 from tilescale.runtime.reference import NumpyArrays, add_up
-from tilescale.runtime.routed import routed
+from tilescale.runtime.routed import Routed, routed
 from tilescale.runtime.routing import TURNS, routing_of
 from tilescale.runtime.scaled import Scaled, scaled
 from tilescale.schedules.ragged import ragged
@@ -129,7 +129,8 @@ class Run:
         self.rng, self.turn = np.random.default_rng(seed), seed
         self.libraries = [build_candidate(kernel.text, include_dirs) for kernel in self.program.kernels]
         self.memory = [self._memories(rank) for rank in range(self.world)]
-        self.reads: list[tuple[dict[str, int], int, int, Wanted]] = []
+        self.reads: list[tuple[int, int, int, Wanted]] = []
+        self.beside: dict[int, dict[str, int]] = {}  # other outputs that were read with one
         self.ended: dict[int, list[int]] = {}
         for call in range(conditions.calls):
             self._call(call)
@@ -187,18 +188,16 @@ class Run:
             after = self.ended.get(rank, [])
             for name, data in inputs[rank].items():
                 after = [self.machine.add_caller_write(rank, self.memory[rank][name].address, data, after, call)]
-            outputs = {b.name: self.memory[rank][b.name] for b in self.plan.buffers if b.role == "output"}
-            for out in outputs.values():
+            outputs = [self.memory[rank][b.name] for b in self.plan.buffers if b.role == "output"]
+            for out in outputs:
                 after = [self.machine.add_caller_write(rank, out.address, b"\xff" * out.size, after, call, "caller poisons")]
             ends = self._launches(rank, call, after[0])
-            nodes = {}
-            for name, out in outputs.items():
-                nodes[name] = self.machine.add_caller_read(rank, out.address, out.size, ends, call)
-                ends = [nodes[name]]
-            node = ends[0]
-            self.reads.append((nodes, rank, call, wanted[rank]))
+            nodes = {out.name: self.machine.add_caller_read(rank, out.address, out.size, ends, call) for out in outputs}
+            node = nodes["out"]
+            self.beside[node] = nodes
+            self.reads.append((node, rank, call, wanted[rank]))
             # The caller may overwrite its inputs at once, whatever its peers are still doing (0xFF: not a number).
-            self.ended[rank] = [node] + [
+            self.ended[rank] = [*nodes.values()] + [
                 self.machine.add_caller_write(rank, self.memory[rank][name].address, b"\xff" * len(data), ends, call,
                                               "caller spoils") for name, data in inputs[rank].items()]
 
@@ -255,10 +254,13 @@ class Run:
         """The same of an operation that goes by indices, which are of another kind in every call."""
         turn, self.turn = TURNS[self.turn % len(TURNS)], self.turn + 1
         made = routed(self.spec, routing_of(self.spec, self.rng, turn), self.rng, exact)
-        inputs = [{name: data for name, data in each.items() if data} for each in made.inputs]
+        return [{name: data for name, data in each.items() if data} for each in made.inputs], self._wanted_of(made)
+
+    @staticmethod
+    def _wanted_of(made: Routed) -> list[Wanted]:
         if made.value:
-            return inputs, [Wanted(v, a) for v, a in zip(made.value, made.allowed, strict=True)]
-        return inputs, [Wanted(np.zeros(0), None, tuple(each.items())) for each in made.exact]
+            return [Wanted(v, a) for v, a in zip(made.value, made.allowed, strict=True)]
+        return [Wanted(np.zeros(0), None, tuple(each.items())) for each in made.exact]
 
     def _wanted(self, result: Result, load: Callable[[Factor], Array], exact: bool) -> Wanted:
         allowed = deviation(self.spec, result, exact)
@@ -278,13 +280,14 @@ class Run:
         """Everything wrong with a run that ended."""
         lines = list(deviations(self.plan, self.program, report, self.conditions.calls, self.conditions.first_call))
         output = self.spec.output
-        for nodes, rank, call, wanted in self.reads:
+        for node, rank, call, wanted in self.reads:
             for name, data in wanted.exact:
-                if report.seen[nodes[name]] != data:
-                    at = next(i for i, (x, y) in enumerate(zip(report.seen[nodes[name]], data, strict=True)) if x != y)
+                seen = report.seen[self.beside[node][name]]
+                if seen != data:
+                    at = next(i for i, (x, y) in enumerate(zip(seen, data, strict=True)) if x != y)
                     lines.append(f"call {call} rank {rank}: byte {at} of {name} is wrong")
             shape = wanted.value.shape
-            found = from_bits(report.seen[nodes["out"]][: wanted.value.size * output.itemsize], output.dtype).reshape(shape)
+            found = from_bits(report.seen[node][: wanted.value.size * output.itemsize], output.dtype).reshape(shape)
             value, allowed = wanted.value, wanted.allowed
             if allowed is None:
                 value = from_bits(to_bits(value, output.dtype).tobytes(), output.dtype).reshape(shape)

@@ -293,7 +293,7 @@ def _check_sum(plan: Plan, rank: int, step: Sum) -> Problem | None:
 
 def _check_ragged(plan: Plan, rank: int, step: Ragged) -> Problem | None:
     if not plan.goal.ragged or not 0 <= step.peer < plan.world:
-        return "structure", f"a ragged step is for a rank of {plan.world} and part of a ragged operation; got {describe(step)}"
+        return "structure", f"a ragged step is for one of {plan.world} ranks, of a ragged operation; got {describe(step)}"
     return None
 
 

@@ -177,7 +177,8 @@ class Launch:
 
     It starts when the launch before it on its `stream` and all of `after` have completed. Blocks of the roles are
     numbered in the order of `roles`. `family`: which kernel carries it out, "copy", "signal", "sum", "gemm", "fused"
-    or "moe"; or "copy_engine", "library". `cluster`: consecutive blocks that start together and reach each other's shared memory.
+    or "moe"; or "copy_engine", "library". `cluster`: consecutive blocks that start together and reach each other's shared
+    memory.
     """
 
     name: str

@@ -58,9 +58,9 @@ class RaggedFlow(Following):
         for buffer in self.plan.buffers:
             whole = Region(buffer.name, rank, 0, buffer.size)
             if buffer.role == "output" and self._held(whole, call) != wanted:
-                return Counterexample("data_flow", f"output {buffer.name} of rank {rank} must hold {_say(wanted)}; it holds "
-                                      f"{_say(self._held(whole, call))}", (Place(rank, call=call),), buffer.name, rank, 0,
-                                      buffer.size)
+                says = f"must hold {_say(wanted)}; it holds {_say(self._held(whole, call))}"
+                return Counterexample("data_flow", f"output {buffer.name} of rank {rank} {says}", (Place(rank, call=call),),
+                                      buffer.name, rank, 0, buffer.size)
         return None
 
     def _write(self, region: Region, call: int, made: Made) -> None:

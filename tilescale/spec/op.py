@@ -153,8 +153,8 @@ def moe_dispatch(
     expert, then by source, then in the order of the source; how many there are is known on the device alone. They are told
     in ``counts`` (world, experts / world; int32): of every source, rows for each expert of this rank.
 
-    ``routing``: the skew to tune for, part of the workload: "uniform", "histogram:" with an integer weight for every expert,
-    or "trace:" with a recorded trace (see ``spec/ops/_moe.py``).
+    ``routing``: the skew to tune for, part of the workload: "uniform", "histogram:" with an integer weight for every
+    expert, or "trace:" with a recorded trace (see ``spec/ops/_moe.py``).
     """
     tokens = _matrix("tokens", tokens)
     world = resolve(topology, (tokens,))[0].ranks
