@@ -88,7 +88,8 @@ def test_what_is_dispatched_and_combined_is_weighted_by_all_its_weights(ranks: i
     indices = [rng.integers(-1, 2 * ranks, (8, 3)).astype(np.int32) for _ in range(ranks)]
     tokens = [rng.integers(-4, 5, (8, 16)).astype(np.float32) for _ in range(ranks)]
     weights = [rng.integers(1, 4, (8, 3)).astype(np.float32) for _ in range(ranks)]
-    sent = outputs(out, indices, 1, [{"a": t.tobytes(), "indices": i.tobytes()} for t, i in zip(tokens, indices, strict=True)])
+    passed = [{"a": t.tobytes(), "indices": i.tobytes()} for t, i in zip(tokens, indices, strict=True)]
+    sent = outputs(out, indices, 1, passed)
     given = [{"a": sent[r]["out"], "counts": sent[r]["counts"], "indices": indices[r].tobytes(),
               "weights": weights[r].tobytes()} for r in range(ranks)]
     for rank, found in enumerate(outputs(back, indices, 2, given)):

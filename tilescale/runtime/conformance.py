@@ -49,7 +49,7 @@ def _declared(step: Step, role: Role, rank: int, number: int, call: int, strides
         return StepLog(call, rank, number, reads=_joined(map(where, rows_of(step.src))),
                        writes=_joined(map(where, rows_of(step.dst))))
     if isinstance(step, Sum):
-        return StepLog(call, rank, number, reads=_joined(map(where, step.srcs)), writes=(where(step.dst),))
+        return StepLog(call, rank, number, reads=_joined(map(where, (*step.srcs, *step.extras))), writes=(where(step.dst),))
     if isinstance(step, Ragged):
         return StepLog(call, rank, number, reads=_joined(map(where, step.reads)), writes=_joined(map(where, step.writes)))
     if isinstance(step, Signal):
@@ -58,7 +58,8 @@ def _declared(step: Step, role: Role, rank: int, number: int, call: int, strides
     if isinstance(step, Wait):
         target = (call * totals[step.counter] + step.value) % 2**32  # counters and epochs wrap
         return StepLog(call, rank, number, waits=(Waited(step.counter, target, target),))
-    return StepLog(call, rank, number, reads=tuple(sorted((where(step.a), where(step.b)))), writes=(where(step.out),))
+    read = sorted(map(where, (step.a, step.b, *step.extras)))
+    return StepLog(call, rank, number, reads=tuple(read), writes=(where(step.out),))
 
 
 def rows_of(region: Region) -> Iterator[Region]:

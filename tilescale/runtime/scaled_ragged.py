@@ -19,8 +19,8 @@ UNROLL = 4  # accesses of a lane in flight
 
 
 def small_ragged(spec: Spec, schedule: Schedule) -> tuple[Spec, Schedule]:
-    """Every block numbers its entries in two turns, the second with a tail; rows are one turn of a warp and a tail, with the
-    alignment of the real ones; shards are uneven where the real ones are."""
+    """Every block numbers its entries in two turns, the second with a tail; rows are one turn of a warp and a tail, with
+    the alignment of the real ones; shards are uneven where the real ones are."""
     top_k, world, tokens = count_attribute(spec, "top_k"), spec.world, tokens_of(spec)
     each = BLOCKS * -(-(THREADS + WARP) // top_k) + 3
     unit = gcd(16, tokens.sizes[1] * tokens.itemsize)

@@ -90,7 +90,8 @@ def _gathered_bytes(spec: Spec) -> int:
     """Upper bound over directions: operands, output, and a gathered operand of two versions with its staging."""
     gathered = spec.inputs[0]
     shard = _local_rows(spec)[0] * _row_bytes(spec)
-    local = [t.itemsize * math.prod(t.local_shape(0, spec.world)) for t in (*spec.inputs, spec.output)]
+    local = [t.itemsize * math.prod(t.local_shape(0, spec.world)) for t in (
+        *(operand.tensor for operand in spec.operands), spec.output)]
     if spec.local:
         return sum(local)
     return sum(local) + 2 * gathered.nbytes + 2 * shard
@@ -249,9 +250,9 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: not (sums(spec) or exchanges(spec)) or num_chunks(spec, s) <= MAX_CHUNKS),
     Constraint("exchange_in_one_kernel", "an exchange overlaps in one kernel, not on streams",
                lambda spec, s: not (exchanges(spec) and s.overlap == "chunked")),
-    Constraint("ragged_gang", "rows whose number is known on the device alone are moved by one gang of blocks, by peer_copy",
+    Constraint("ragged_gang", "rows whose number the device alone knows are moved by one gang of blocks, by peer_copy",
                lambda spec, s: not ragged(spec) or (s.transport, s.overlap) == ("peer_copy", "none")),
-    Constraint("ragged_pull", "rows are pulled where peers can read them: symmetric, or as many tokens on every rank that are "
+    Constraint("ragged_pull", "rows are pulled where peers can read them: symmetric, or as many tokens on every rank, "
                "copied first",
                lambda spec, s: not ragged(spec) or s.direction == "push" or _ragged(spec, s).pullable),
     Constraint("ragged_shared_memory", "the numbers of experts fit the shared memory of a block",
@@ -263,6 +264,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                    t.dtype in ("bfloat16", "float16", "float32") for t in spec.inputs)),
     Constraint("library_not_fused", "a library call cannot wait inside",
                lambda spec, s: not (spec.operation.compute == "gemm" and s.overlap == "fused" and s.compute == "library")),
+    Constraint("epilogue_in_kernel", "a library call only multiplies: epilogues of a product without sums are generated",
+               lambda spec, s: _generated(spec, s) or spec.operation.compute != "gemm" or sums(spec) or not spec.extended),
     Constraint("fused_has_kernel", "a fused schedule has a kernel to fuse into",
                lambda spec, s: not (s.overlap == "fused" and spec.operation.compute != "gemm"
                                     and s.transport == "copy_engine" and s.direction == "pull")),

@@ -109,7 +109,7 @@ def _check_exchange(spec: Spec, s: Schedule) -> None:
 
 def _check_ragged(spec: Spec, s: Schedule) -> None:
     if (s.transport, s.overlap) != ("peer_copy", "none"):
-        raise ScheduleError("rows whose number is known on the device alone are moved by one gang of blocks",
+        raise ScheduleError("rows whose number the device alone knows are moved by one gang of blocks",
                             f"{spec.op}, transport={s.transport!r}, overlap={s.overlap!r}",
                             "use transport='peer_copy', overlap='none'")
     if s.direction == "pull" and not ragged_geometry(spec, s.direction, s.num_comm_blocks).pullable:
