@@ -16,7 +16,7 @@ from tilescale.spec.declaration import Attribute, Spec
 from tilescale.spec.derive import derive
 from tilescale.spec.epilogue import EPILOGUES
 from tilescale.spec.ranks import resolve
-from tilescale.spec.tensor import Tensor, as_dtype
+from tilescale.spec.tensor import Dim, Tensor, as_dtype
 from tilescale.spec.views import BlockView, FullRow, PartialView, ReplicateView, Shard, View, as_view
 
 __all__ = ["Spec", "linear", "matmul", "moe_combine", "moe_dispatch", "redistribute", "shift"]
