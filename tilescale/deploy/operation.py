@@ -73,6 +73,10 @@ class Operation:
         if extras:
             inputs = self._in_order(inputs, extras)
         if torch.compiler.is_compiling():
+            if self._spec.results:
+                wrote = ", ".join(result.name for result in self._spec.results)
+                raise BundleError("a compiled call writes its output alone", f"{self.name} writes {wrote} too",
+                                  "call it outside of torch.compile")
             if out is None:
                 return torch.ops.tilescale.call(list(inputs), self.key)
             torch.ops.tilescale.call_out(list(inputs), out, self.key)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,14 +49,18 @@ def _begin(geo: RaggedGeometry, counts: npt.NDArray[np.int64]) -> npt.NDArray[np
     return first
 
 
-def _entries(geo: RaggedGeometry, indices: list[Indices], visit: Callable[[int, int, int, int, int], None]) -> None:
-    """Calls `visit(source, token, k, holder, row)` for every entry with an expert, in order."""
-    following = _begin(geo, counts_of(geo, indices))
+def entries_of(geo: RaggedGeometry, indices: list[Indices]) -> npt.NDArray[np.int64]:
+    """Every entry with an expert, in order: source, token, k, the rank of its expert, and its row there."""
+    first, found = _begin(geo, counts_of(geo, indices)), []
     for source, part in enumerate(indices):
-        for (token, k), expert in np.ndenumerate(part):
-            if 0 <= expert < geo.experts:
-                visit(source, token, k, int(expert) // geo.local, int(following[source, expert]))
-                following[source, expert] += 1
+        token, k = np.nonzero((part >= 0) & (part < geo.experts))
+        expert = part[token, k].astype(np.int64)
+        order = np.argsort(expert, kind="stable")
+        number = np.empty(len(order), np.int64)  # which of the rows of its expert
+        number[order] = np.arange(len(order)) - np.searchsorted(expert[order], expert[order])
+        row = first[source, expert] + number
+        found.append(np.stack([np.full_like(expert, source), token, k, expert // geo.local, row], axis=1))
+    return np.concatenate(found)
 
 
 def _table(geo: RaggedGeometry, indices: list[Indices], rank: int) -> bytes:
@@ -75,10 +78,8 @@ def _dispatched(spec: Spec, geo: RaggedGeometry, indices: list[Indices], rng: np
     tokens = [_drawn(spec.inputs[0], count, rng, exact) for count in geo.tokens]
     outs = [np.full((geo.room, geo.row_bytes), POISON, np.uint8) for _ in range(geo.world)]
 
-    def visit(source: int, token: int, k: int, holder: int, row: int) -> None:
+    for source, token, _, holder, row in entries_of(geo, indices).tolist():
         outs[holder][row] = tokens[source][token]
-
-    _entries(geo, indices, visit)
     inputs = [{"a": tokens[rank].tobytes(), "indices": indices[rank].astype("<i4").tobytes()} for rank in range(geo.world)]
     found = [{"out": outs[rank].tobytes(), "counts": _table(geo, indices, rank)} for rank in range(geo.world)]
     return Routed(inputs, found, [], [])
@@ -91,14 +92,13 @@ def _combined(spec: Spec, geo: RaggedGeometry, indices: list[Indices], rng: np.r
     value = [np.zeros((count, hidden)) for count in geo.tokens]
     magnitude = [np.zeros((count, hidden)) for count in geo.tokens]
 
-    def visit(source: int, token: int, k: int, holder: int, row: int) -> None:
+    for source, token, k, holder, row in entries_of(geo, indices).tolist():
         drawn = _drawn(spec.output, 1, rng, exact)[0]
         held[holder][row] = drawn
         term = float(weights[source][token, k]) * from_bits(drawn.tobytes(), dtype)
         value[source][token] += term
         magnitude[source][token] += np.abs(term)
 
-    _entries(geo, indices, visit)
     inputs = [{"a": held[rank].tobytes(), "indices": indices[rank].astype("<i4").tobytes(),
                "weights": weights[rank].astype("<f4").tobytes(), "counts": _table(geo, indices, rank)}
               for rank in range(geo.world)]
