@@ -66,6 +66,10 @@ BY_NAME = {
         "the wait that comes first now is for peers that have read this rank's operand: they have started their calls, so "
         "theirs are there"
     ),
+    ("combine pull symmetric", "counters of two waits swapped"): (
+        "the wait that comes first now is for peers that have read this rank's rows: they have started their calls, so what "
+        "they tell is there"
+    ),
     ("by hand: stages by parity", "signal before its data"): (
         "the stage is empty for the last time in the call: it is not filled again before the launch ends"
     ),

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from equivalents import plan_reason
-from families import FEW, FUSED, LOCAL, ONE_SHOT, PLAIN, SCATTER, SPLIT, TWO_SHOT, plans
+from families import FEW, FUSED, GANG, LOCAL, ONE_SHOT, PLAIN, SCATTER, SPLIT, TWO_SHOT, plans
 from plan_mutants import Mutant, mutants
 from product_support import between_two, there_and_back
-from support import ag_gemm, all_gather, exchange, gemm_rs, reduction
+from support import ag_gemm, all_gather, exchange, gemm_rs, reduction, routed
 from text_mutants import TextMutant, text_mutants
 
 from tilescale.codegen.emit import emit
@@ -79,6 +79,16 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
     "few rows of odd columns": (
         gemm_rs((13, 302, 816), 2, out="Partial", order="col", on=_ON),
         replace(FEW, split_k=1, block_n=128, num_stages=3)),
+}
+# Entries of a block in two turns, the second with a tail; rows of a turn of a warp and a tail.
+_ROUTED = {"tokens": 540, "hidden": 165, "experts": 6, "top_k": 4, "dtype": "float16", "on": _ON}
+RUNS |= {
+    "dispatch": (routed("dispatch", 2, **_ROUTED), GANG),  # type: ignore[arg-type]
+    "dispatch pulled": (routed("dispatch", 2, **_ROUTED, inputs="symmetric"),  # type: ignore[arg-type]
+                        replace(GANG, direction="pull")),
+    "combine": (routed("combine", 2, **_ROUTED), GANG),  # type: ignore[arg-type]
+    "combine pulled": (routed("combine", 2, **_ROUTED, inputs="symmetric"),  # type: ignore[arg-type]
+                       replace(GANG, direction="pull")),
 }
 RUNS["signals"] = (between_two(), Schedule(
     compute="generated", block_m=128, block_n=256, block_k=64, num_stages=3, raster_group=4))

@@ -75,10 +75,11 @@ def test_a_wrong_row_a_row_too_many_and_a_wrong_count_are_told() -> None:
     carry_out(made, "dispatch")
     data = made[0].calls[1]
     rows = data.expected.values.shape[0]
-    data.out[0, 0] += 1
+    kept = data.out[0, 0].clone()
+    data.out[0, 0] = kept + 1
     with pytest.raises(WrongResult, match=f"row 0 of {rows}"):
         made[0].check(1)
-    data.out[0, 0] -= 1
+    data.out[0, 0] = kept
     data.out[rows] = 0
     with pytest.raises(WrongResult, match="behind the last one"):
         made[0].check(1)

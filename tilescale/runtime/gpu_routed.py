@@ -23,7 +23,7 @@ from tilescale.runtime.routed import counts_of, entries_of
 from tilescale.runtime.routing import Indices, routing_of
 from tilescale.schedules.ragged import ragged, ragged_geometry
 from tilescale.spec.declaration import Spec
-from tilescale.spec.result import ACCUMULATION_EPSILON, EPSILON
+from tilescale.spec.result import ACCUMULATION_EPSILON, EPSILON, SMALLEST
 
 TURNS = ("twice", "declared", "declared")  # by call: the calls that are timed are routed as declared
 ROWS_AT_ONCE = 4096  # of a sum in fp64
@@ -151,7 +151,7 @@ class RoutedWorkload(Workload):
                 value.index_add_(0, part[:, 1], terms)
                 magnitude.index_add_(0, part[:, 1], terms.abs_())
         half = EPSILON[self.spec.output.dtype] / 2
-        room = value.abs() * (half + _KEPT_ROUNDOFF)
+        room = value.abs() * (half + _KEPT_ROUNDOFF) + SMALLEST.get(self.spec.output.dtype, 0.0)
         if call != EXACT_CALL:
             room += magnitude * (2 * self._geo.top_k * ACCUMULATION_EPSILON)
         return Expected(value.to(self._kept), room.float())

@@ -121,7 +121,8 @@ class RaggedGeometry:
         return (self.room if self.combines else self.most) * self.row_bytes
 
     def buffers(self) -> tuple[Buffer, ...]:
-        """All buffers of the plan. Two versions where a peer may be one call ahead or behind."""
+        """All buffers of the plan. Two versions where a peer may be one call ahead or behind: not where the call ends only
+        when all have read."""
         counts = self.experts * WORD
         made = (self.most if self.combines else self.room) * self.row_bytes
         found = [Buffer("a", "input", self.operand_bytes, self.in_place),
@@ -132,7 +133,7 @@ class RaggedGeometry:
         if not self.combines:
             found.append(Buffer("counts", "output", counts))
         found.append(Buffer("routes", "workspace", (2 * self.entries + self.blocks * self.keys) * WORD))
-        found.append(Buffer("inbox", "workspace", self.world * self.segment_bytes, True, 2))
+        found.append(Buffer("inbox", "workspace", self.world * self.segment_bytes, True, 1 if self.in_place else 2))
         if self.stages:
             found.append(Buffer("staging", "workspace", self.operand_bytes, True, 2))
         return tuple(found)
