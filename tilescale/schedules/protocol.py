@@ -268,9 +268,8 @@ class _View:
         if isinstance(step, Gemm | Sum) and step.then:
             regions = [*regions, step.then]
         if isinstance(step, Ragged):  # that reads of all ranks alike
-            reads = len(step.reads)
-            peer = (step.peer - self.base) % self.plan.world
-            regions = [step.task, peer, *sorted(regions[:reads]), "writes", *sorted(regions[reads:])]
+            reads, peer = len(step.reads), (step.peer - self.base) % self.plan.world
+            regions = [(step.task, peer), *sorted(regions[:reads]), ("writes",), *sorted(regions[reads:])]
         return (type(step).__name__.lower(), *regions)
 
     def region(self, region: Region) -> Form:

@@ -91,10 +91,10 @@ class RaggedFlow(Following):
         if missing:
             return self._refuse(rank, work, call, f"needs {missing[0]} before it, by the same blocks")
         done.add(step.task)
-        held = Counter(self._held(region, call) for region in step.reads)
-        wanted = Counter(self._wanted(rank, step, call))
-        if held != wanted:
-            lacks, has = next(iter(wanted - held), None), next(iter(held - wanted), None)
+        read = Counter(self._held(region, call) for region in step.reads)
+        wanted: Counter[Made | None] = Counter(self._wanted(rank, step, call))
+        if read != wanted:
+            lacks, has = next(iter(wanted - read), None), next(iter(read - wanted), None)
             return self._refuse(rank, work, call, f"reads {_say(has)} in place of {_say(lacks)}")
         for region in step.writes:
             self._write(region, call, Made(step.task, rank, step.peer, call))
