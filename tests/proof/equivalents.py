@@ -67,8 +67,8 @@ BY_NAME = {
         "theirs are there"
     ),
     ("combine pull symmetric", "counters of two waits swapped"): (
-        "the wait that comes first now is for peers that have read this rank's rows: they have started their calls, so what "
-        "they tell is there"
+        "the wait that comes first now is for peers that have read this rank's rows: they have started their calls, so "
+        "what they tell is there"
     ),
     ("by hand: stages by parity", "signal before its data"): (
         "the stage is empty for the last time in the call: it is not filled again before the launch ends"

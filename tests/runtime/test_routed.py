@@ -14,6 +14,7 @@ from tilescale.runtime.routed import counts_of
 from tilescale.runtime.routed import routed as values
 from tilescale.runtime.scaled import Scaled
 from tilescale.schedules.lower import lower
+from tilescale.schedules.plan import Signal, Step
 from tilescale.schedules.ragged import ragged_geometry
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
@@ -113,3 +114,22 @@ def test_a_wrong_row_or_a_row_too_many_is_told() -> None:
     seen[-1] ^= 1  # behind all rows, where nobody may write
     spoiled = replace(report, seen={**report.seen, node: bytes(seen)})
     assert run.judge(spoiled) == [f"call 0 rank 0: byte {len(seen) - 1} of out is wrong"]
+
+
+@pytest.mark.parametrize("op", ["dispatch", "combine"])
+def test_kernels_whose_wait_fails_drain_and_go_by_no_number_that_is_not_there(op: str) -> None:
+    spec = routed(op, 3, hidden=24)
+    plan = lower(spec, PUSH)
+
+    def silent(step: Step) -> bool:
+        return isinstance(step, Signal) and (step.rank, step.counter) == (0, 1)
+
+    launch = plan.ranks[1][0]
+    role = replace(launch.roles[0], steps=tuple(step for step in launch.roles[0].steps if not silent(step)))
+    mute = replace(plan, ranks=(plan.ranks[0], (replace(launch, roles=(role,)),), plan.ranks[2]))
+    run = Run(Scaled(spec, PUSH, mute, False), 0, "random", (), Conditions(calls=1))
+    report = run_isolated([replace(run.job, expire=True)])[0]
+    assert report.ok, report.error
+    seen = {rank: report.seen[node] for node, rank, *_ in run.reads}
+    assert seen[0] == b"\xff" * len(seen[0])  # nothing was placed or summed
+    assert seen[1] != b"\xff" * len(seen[1])
