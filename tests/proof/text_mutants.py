@@ -17,7 +17,8 @@ from tilescale.codegen.host.build import INCLUDE
 # Lines of these functions run in the scale model alone, in time that the emulator does not model.
 PACED = ("walk_links", "reserve_links", "pace_step", "links_of", "next_store", "drain", "charge_rows")
 HEADERS = (
-    "comm.cuh", "copy.cuh", "gemm.cuh", "gemm_store.cuh", "kernels.cuh", "moe.cuh", "share.cuh", "small_m.cuh", "sum.cuh")
+    "carry.cuh", "comm.cuh", "copy.cuh", "gemm.cuh", "gemm_store.cuh", "kernels.cuh", "moe.cuh", "share.cuh", "small_m.cuh",
+    "sum.cuh")
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ LOST: dict[str, str] = {
     "lost copy": "bulk_load|bulk_store|tma_load_3d|tma_load_2d|tma_load_2d_multicast|load_next|load_stage|load_b",
     "lost product": "wgmma|multiply_stage|multiply_tile|small_multiply",
     "lost store": "store|store_pair|store_four|store_chunk|store_chunks|store_registers|tma_store_3d|put_partial|small_put",
-    "lost sum": "sum_units|sum_step|sum_tile|reduce_partials",
+    "lost sum": "sum_units|sum_step|sum_tile|reduce_partials|carry_units|carry_step",
     "lost task": (
         "route_step|total_step|send_step|place_step|tally_step|return_step|weigh_step|ragged_step|add_warps|begin_rows|"
         "find_rows|move_row|place_row|weigh_token|add_weighted|tell_failed"
@@ -69,6 +70,9 @@ HARMLESS: dict[tuple[str, str], str] = {
        for name in ("send_step", "place_step", "return_step", "weigh_step")},
     ("lost task", "moe_role: tell_failed(call, told)"): "no wait fails here; a test of drained kernels has one that does",
     ("lost block barrier", "copy_step: sync()"): (
+        "a signal has a block barrier of its own; this one only makes the links' time part of the step"
+    ),
+    ("lost block barrier", "carry_step: sync()"): (
         "a signal has a block barrier of its own; this one only makes the links' time part of the step"
     ),
 }
@@ -166,6 +170,7 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "": ("dispatch", "combine pulled")},
     "share.cuh": {"": ("copy", "tma", "sum")},
     "small_m.cuh": {"": _FEW},
+    "carry.cuh": {"": ("carried", "carried odd")},
     "sum.cuh": {"": _SUMS},
 }
 _OTHERS = ("fused pull", "gemm", "tma", "parts")
