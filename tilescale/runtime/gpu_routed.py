@@ -23,7 +23,8 @@ from tilescale.runtime.routed import counts_of, entries_of
 from tilescale.runtime.routing import Indices, routing_of
 from tilescale.schedules.ragged import ragged, ragged_geometry
 from tilescale.spec.declaration import Spec
-from tilescale.spec.result import ACCUMULATION_EPSILON, EPSILON, SMALLEST
+from tilescale.spec.result import SMALLEST
+from tilescale.spec.routed import routed_deviation
 
 TURNS = ("twice", "declared", "declared")  # by call: the calls that are timed are routed as declared
 ROWS_AT_ONCE = 4096  # of a sum in fp64
@@ -150,8 +151,7 @@ class RoutedWorkload(Workload):
                 terms = held[part[:, 4]].double() * weights[part[:, 1], part[:, 2], None].double()
                 value.index_add_(0, part[:, 1], terms)
                 magnitude.index_add_(0, part[:, 1], terms.abs_())
-        half = EPSILON[self.spec.output.dtype] / 2
-        room = value.abs() * (half + _KEPT_ROUNDOFF) + SMALLEST.get(self.spec.output.dtype, 0.0)
-        if call != EXACT_CALL:
-            room += magnitude * (2 * self._geo.top_k * ACCUMULATION_EPSILON)
+        off = routed_deviation(self.spec, call == EXACT_CALL)
+        room = value.abs() * (off.result + _KEPT_ROUNDOFF) + magnitude * off.magnitude
+        room += SMALLEST.get(self.spec.output.dtype, 0.0)
         return Expected(value.to(self._kept), room.float())

@@ -11,7 +11,8 @@ from tilescale.runtime.check import Array, from_bits, random_input, to_bits
 from tilescale.runtime.routing import Indices
 from tilescale.schedules.ragged import RaggedGeometry, ragged_geometry
 from tilescale.spec.declaration import Spec
-from tilescale.spec.result import ACCUMULATION_EPSILON, EPSILON, SMALLEST
+from tilescale.spec.result import SMALLEST
+from tilescale.spec.routed import routed_deviation
 from tilescale.spec.tensor import Tensor
 
 POISON = 0xFF
@@ -102,7 +103,6 @@ def _combined(spec: Spec, geo: RaggedGeometry, indices: list[Indices], rng: np.r
     inputs = [{"a": held[rank].tobytes(), "indices": indices[rank].astype("<i4").tobytes(),
                "weights": weights[rank].astype("<f4").tobytes(), "counts": _table(geo, indices, rank)}
               for rank in range(geo.world)]
-    half, least = EPSILON[dtype] / 2, SMALLEST.get(dtype, 0.0)
-    allowed = [least + np.abs(v) * half + (0 if exact else ACCUMULATION_EPSILON * 2 * geo.top_k) * m
-               for v, m in zip(value, magnitude, strict=True)]
+    off, least = routed_deviation(spec, exact), SMALLEST.get(dtype, 0.0)
+    allowed = [least + np.abs(v) * off.result + m * off.magnitude for v, m in zip(value, magnitude, strict=True)]
     return Routed(inputs, [{} for _ in value], value, allowed)

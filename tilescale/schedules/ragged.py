@@ -19,8 +19,8 @@ from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
 from tilescale.spec.ops._counts import count_attribute
 from tilescale.spec.ops._moe import rows_of, shares_of, tokens_of
+from tilescale.spec.routed import is_routed
 
-KINDS = ("dispatch", "combine")  # of moves
 THREADS = 512
 WARP = 32
 WORD = 4
@@ -29,7 +29,7 @@ SEGMENT_UNIT = 128
 
 def ragged(spec: Spec) -> bool:
     """Whether how much goes where is known on the device alone."""
-    return any(move.kind in KINDS for move in spec.operation.moves)
+    return is_routed(spec)
 
 
 def _aligned(size: int) -> int:
