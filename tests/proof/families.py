@@ -91,6 +91,8 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "dispatch push": (routed("dispatch", 3), GANG),
     "dispatch pull": (routed("dispatch", 3), replace(GANG, direction="pull")),
     "dispatch pull symmetric": (routed("dispatch", 3, inputs="symmetric"), replace(GANG, direction="pull")),
+    "dispatch beside": (routed("dispatch", 3), replace(GANG, overlap="fused")),
+    "combine beside": (routed("combine", 3), replace(GANG, overlap="fused")),
     "combine push": (routed("combine", 3), GANG),
     "combine pull symmetric": (routed("combine", 3, inputs="symmetric"), replace(GANG, direction="pull")),
     "ring of copies": (_gather(), replace(COPY, **RING)),

@@ -24,6 +24,7 @@ PUSH = Schedule(compute="generated", num_comm_blocks=2)
 PULL = replace(PUSH, direction="pull")
 KINDS = [("dispatch", "ordinary", PUSH), ("dispatch", "ordinary", PULL), ("dispatch", "symmetric", PULL),
          ("combine", "ordinary", PUSH), ("combine", "symmetric", PULL)]
+BESIDE = [(op, inputs, replace(schedule, overlap="fused")) for op, inputs, schedule in KINDS]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
@@ -32,6 +33,14 @@ def test_every_routing_is_right_on_every_world(op: str, inputs: str, schedule: S
     for seed in range(2):  # three of the four turns each
         emulation = emulate(routed(op, ranks, inputs=inputs), schedule, 3 * seed + ranks)
         assert emulation.ok, emulation.report
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(("op", "inputs", "schedule"), BESIDE, ids=lambda value: getattr(value, "direction", value))
+def test_one_gang_gives_and_another_takes(op: str, inputs: str, schedule: Schedule, ranks: int) -> None:
+    spec = routed(op, ranks, tokens=8192, hidden=1032, inputs=inputs)
+    emulation = emulate(spec, schedule, ranks)
+    assert emulation.ok, emulation.report
 
 
 @pytest.mark.parametrize("op", ["dispatch", "combine"])

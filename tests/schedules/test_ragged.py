@@ -17,8 +17,11 @@ from tilescale.schedules.verify import verify
 
 PUSH = Schedule(compute="generated", num_comm_blocks=4)
 PULL = replace(PUSH, direction="pull")
+BESIDE = [replace(schedule, overlap="fused") for schedule in (PUSH, PULL)]
 ALL = [("dispatch", "ordinary", PUSH), ("dispatch", "ordinary", PULL), ("dispatch", "symmetric", PULL),
-       ("combine", "ordinary", PUSH), ("combine", "symmetric", PULL)]
+       ("combine", "ordinary", PUSH), ("combine", "symmetric", PULL),
+       *(("dispatch", "ordinary", schedule) for schedule in BESIDE),
+       *(("combine", "symmetric", schedule) for schedule in BESIDE)]
 
 
 def tasks(plan: Plan, rank: int = 0) -> list[str]:
@@ -26,7 +29,7 @@ def tasks(plan: Plan, rank: int = 0) -> list[str]:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-@pytest.mark.parametrize(("op", "inputs", "schedule"), ALL, ids=lambda value: getattr(value, "direction", value))
+@pytest.mark.parametrize(("op", "inputs", "schedule"), ALL, ids=lambda value: getattr(value, "label", value))
 def test_every_schedule_is_proved_on_every_world(op: str, inputs: str, schedule: Schedule, ranks: int) -> None:
     proof = verify(lower(routed(op, ranks, inputs=inputs), schedule), cache=None)
     assert proof.ok, proof
@@ -53,6 +56,19 @@ def test_a_dispatch_numbers_then_sends_then_places() -> None:
 
 def test_a_combine_gives_rows_before_it_numbers_its_own_entries() -> None:
     assert tasks(lower(routed("combine", 3), PUSH)) == ["tally", "return", "return", "route", "total", "weigh"]
+
+
+def test_one_gang_gives_while_the_other_sms_take() -> None:
+    spec = routed("dispatch", 4)
+    (launch,) = lower(spec, BESIDE[0]).ranks[0]
+    assert [(role.name, role.blocks) for role in launch.roles] == [("comm", 4), ("work", spec.topology.sm_share - 4)]
+    comm, work = (tuple(s.task for s in role.steps if isinstance(s, Ragged)) for role in launch.roles)
+    assert (comm, work) == (("route", "total", *["send"] * 4), ("place",))
+    (launch,) = lower(routed("combine", 4), BESIDE[0]).ranks[0]
+    comm, work = (tuple(s.task for s in role.steps if isinstance(s, Ragged)) for role in launch.roles)
+    assert (comm, work) == (("tally", *["return"] * 3), ("tally", "route", "total", "weigh"))
+    numbering = [step.value for step in launch.roles[1].steps if isinstance(step, Wait)]
+    assert numbering[0] == spec.topology.sm_share - 4  # its own gang has met
 
 
 def test_who_reads_in_place_says_when_it_has() -> None:
@@ -88,15 +104,17 @@ def test_spaces_say_what_they_leave_out() -> None:
     assert {s.direction for s in ordinary} == {"push"}
     assert ordinary.rejected["ragged_pull"] > 0
     assert {s.direction for s in symmetric} == {"push", "pull"}
-    assert {(s.transport, s.overlap) for s in symmetric} == {("peer_copy", "none")}
+    assert {(s.transport, s.overlap) for s in symmetric} == {("peer_copy", "none"), ("peer_copy", "fused")}
+    assert {(s.chunk_rows, s.depth, s.chunk_order) for s in symmetric} == {(0, 1, "peer_major")}
     many = space(routed("dispatch", 4, experts=4096, tokens=64))
     assert many.feasible == 0
     assert many.rejected["ragged_shared_memory"] > 0
 
 
 @pytest.mark.parametrize(("schedule", "says"), [
-    (replace(PUSH, overlap="fused", chunk_rows=64), "moved by one gang of blocks"),
-    (replace(PUSH, transport="tma"), "moved by one gang of blocks"),
+    (replace(PUSH, overlap="chunked", chunk_rows=64), "moved in one kernel"),
+    (replace(PUSH, transport="tma"), "moved in one kernel"),
+    (replace(PUSH, overlap="fused", num_comm_blocks=4096), "beside the one that sends"),
     (PULL, "pulled where peers can read them"),
 ])
 def test_what_makes_no_sense_is_refused(schedule: Schedule, says: str) -> None:

@@ -47,7 +47,7 @@ def scaled(spec: Spec, schedule: Schedule) -> Scaled:
         return Scaled(small_spec, small, _on_few_blocks(small_spec, small), True)
     if ragged(spec):
         small_spec, small = small_ragged(spec, schedule)
-        return Scaled(small_spec, small, lower(small_spec, small), True)
+        return Scaled(small_spec, small, _on_few_blocks(small_spec, small), True)
     gang = min(2, schedule.num_comm_blocks // schedule.depth) if schedule.num_comm_blocks else 0
     chunks = _chunks(spec, schedule)
     if spec.local:

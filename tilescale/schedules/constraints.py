@@ -114,7 +114,7 @@ def num_chunks(spec: Spec, s: Schedule) -> int:
 
 
 def _chunk_within_shard(spec: Spec, s: Schedule) -> bool:
-    if s.overlap == "none":
+    if s.overlap == "none" or ragged(spec):
         return True
     domain = [int(v) for v in BY_NAME["chunk_rows"].domain]
     smaller = [v for v in domain if v < s.chunk_rows]
@@ -265,8 +265,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: not (sums(spec) or exchanges(spec)) or num_chunks(spec, s) <= MAX_CHUNKS),
     Constraint("exchange_in_one_kernel", "an exchange overlaps in one kernel, not on streams",
                lambda spec, s: not (exchanges(spec) and s.overlap == "chunked")),
-    Constraint("ragged_gang", "rows whose number the device alone knows are moved by one gang of blocks, by peer_copy",
-               lambda spec, s: not ragged(spec) or (s.transport, s.overlap) == ("peer_copy", "none")),
+    Constraint("ragged_in_one_kernel", "rows whose number the device alone knows are moved in one kernel, by peer_copy",
+               lambda spec, s: not ragged(spec) or (s.transport == "peer_copy" and s.overlap != "chunked")),
     Constraint("ragged_pull", "rows are pulled where peers can read them: symmetric, or as many tokens on every rank, "
                "copied first",
                lambda spec, s: not ragged(spec) or s.direction == "push" or _ragged(spec, s).pullable),

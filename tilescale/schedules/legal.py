@@ -43,7 +43,7 @@ def check(spec: object, schedule: object) -> None:
         _check_number(schedule, name, low)
     _check_algorithm(known, schedule)
     if not known.local:
-        _check_copying(schedule, _sends(known, schedule))
+        _check_copying(schedule, _sends(known, schedule), not ragged(known))
     if known.operation.compute == "gemm":
         _check_product(schedule)
 
@@ -125,18 +125,22 @@ def _check_exchange(spec: Spec, s: Schedule) -> None:
 
 
 def _check_ragged(spec: Spec, s: Schedule) -> None:
-    if (s.transport, s.overlap) != ("peer_copy", "none"):
-        raise ScheduleError("rows whose number the device alone knows are moved by one gang of blocks",
+    if s.transport != "peer_copy" or s.overlap == "chunked":
+        raise ScheduleError("rows whose number the device alone knows are moved in one kernel, by peer_copy",
                             f"{spec.op}, transport={s.transport!r}, overlap={s.overlap!r}",
-                            "use transport='peer_copy', overlap='none'")
+                            "use transport='peer_copy', overlap='none' or 'fused'")
+    share = spec.topology.sm_share
+    if s.overlap == "fused" and s.num_comm_blocks >= share:
+        raise ScheduleError(f"a gang beside the one that sends has some of {share} SMs",
+                            f"num_comm_blocks={s.num_comm_blocks}", "use fewer")
     if s.direction == "pull" and not ragged_geometry(spec, s.direction, s.num_comm_blocks).pullable:
         raise ScheduleError("rows are pulled where peers can read them", f"{spec.op}, direction='pull'",
                             "declare inputs='symmetric', or use direction='push'")
 
 
-def _check_copying(s: Schedule, sends: bool) -> None:
+def _check_copying(s: Schedule, sends: bool, chunks: bool) -> None:
     blocks = TRANSPORTS[s.transport].agent == "blocks"
-    if s.overlap != "none" and s.chunk_rows == 0:
+    if chunks and s.overlap != "none" and s.chunk_rows == 0:
         raise ScheduleError(f"an overlap of {s.overlap} has chunks", "chunk_rows=0", "set chunk_rows, or overlap='none'")
     if s.overlap == "none" and s.depth != 1:
         raise ScheduleError("one chunk is in flight where nothing overlaps", f"depth={s.depth}", "set depth=1")

@@ -10,9 +10,9 @@ Counters of a rank: arrived(source); met, by the own gang; released, where peers
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate
 
 from tilescale.schedules.plan import Buffer, Copy, Goal, Launch, Plan, Ragged, Region, Role, Signal, Step, Wait
 from tilescale.schedules.schedule import Schedule
@@ -231,10 +231,11 @@ def ragged_geometry(spec: Spec, direction: str, blocks: int) -> RaggedGeometry:
 
 
 class RaggedPlan:
-    """Builds the launch of one rank: one gang does everything, one thing after the other."""
+    """Builds the launch of one rank. `senders`: blocks that fill segments; `takers`: those that take what arrives, the same
+    ones or others beside them."""
 
-    def __init__(self, geo: RaggedGeometry, rank: int) -> None:
-        self.geo, self.rank = geo, rank
+    def __init__(self, geo: RaggedGeometry, rank: int, senders: int, takers: int) -> None:
+        self.geo, self.rank, self.senders, self.takers = geo, rank, senders, takers
         self.peers = tuple((rank + d) % geo.world for d in range(1, geo.world))
 
     @property
@@ -245,41 +246,58 @@ class RaggedPlan:
     def released(self) -> int:
         return self.geo.world + 1
 
-    def steps(self) -> list[Step]:
+    def give(self) -> list[Step]:
+        """Fills the segments at all ranks."""
         geo, rank = self.geo, self.rank
         steps: list[Step] = []
         if geo.stages and geo.tokens[rank]:
             own = geo.tokens[rank] * geo.row_bytes
             steps.append(Copy(Region("a", rank, 0, own), Region("staging", rank, 0, own)))
         if geo.combines:
-            steps += [geo.tally(rank), *self._deal(geo.give)]
-        steps += [geo.route(rank), Signal(rank, self.met), Wait(self.met, geo.blocks), geo.total(rank)]
+            return [*steps, geo.tally(rank), *self._deal(geo.give)]
+        return [*steps, *self._number(), *self._deal(geo.send), geo.send(rank, rank), Signal(rank, rank)]
+
+    def take(self) -> list[Step]:
+        """Takes what arrives, behind `give` or beside it."""
+        geo, rank = self.geo, self.rank
+        arrivals: list[Step] = [Wait(peer, self.senders) for peer in self.peers]
         if geo.combines:
-            steps += [*self._arrivals(), geo.weigh(rank)]
+            steps = [*self._number(), *arrivals, geo.weigh(rank)]
         else:
-            steps += [*self._deal(geo.send), geo.send(rank, rank), Signal(rank, rank), *self._arrivals(),
-                      Wait(rank, geo.blocks), geo.place(rank)]
+            steps = [*arrivals, Wait(rank, self.senders), geo.place(rank)]
         if geo.in_place:
             steps += [*(Signal(peer, self.released) for peer in self.peers),
-                      Wait(self.released, geo.blocks * len(self.peers))]
+                      Wait(self.released, self.takers * len(self.peers))]
         return steps
 
-    def _deal(self, step: object) -> list[Step]:
+    def _number(self) -> list[Step]:
+        """Numbers the entries of the own tokens, by as many blocks as the geometry has."""
+        geo, rank = self.geo, self.rank
+        return [geo.route(rank), Signal(rank, self.met), Wait(self.met, geo.blocks), geo.total(rank)]
+
+    def _deal(self, step: Callable[[int, int], Ragged]) -> list[Step]:
         """What every peer is given, the next one first, and the signal behind it."""
-        assert callable(step)
         return [part for peer in self.peers for part in (step(self.rank, peer), Signal(peer, self.rank))]
 
-    def _arrivals(self) -> list[Step]:
-        return [Wait(peer, self.geo.blocks) for peer in self.peers]
+    def roles(self, beside: bool) -> tuple[Role, ...]:
+        """One gang that does everything, or one that gives and one that takes."""
+        if not beside:
+            return (Role("all", "blocks", self.senders, (*self.give(), *self.take())),)
+        tally = (self.geo.tally(self.rank),) if self.geo.combines else ()
+        return (Role("comm", "blocks", self.senders, tuple(self.give())),
+                Role("work", "blocks", self.takers, (*tally, *self.take())))
 
 
 def ragged_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
-    """The plan of a dispatch or a combine."""
-    geo = ragged_geometry(spec, schedule.direction, schedule.num_comm_blocks)
+    """The plan of a dispatch or a combine. Fused: one gang gives, and the other SMs take."""
+    beside, senders = schedule.overlap == "fused", schedule.num_comm_blocks
+    takers = share - senders if beside else senders
+    numbering = takers if spec.op == "moe_combine" else senders
+    geo = ragged_geometry(spec, schedule.direction, numbering)
     ranks = []
     for rank in range(spec.world):
-        role = Role("all", "blocks", geo.blocks, tuple(RaggedPlan(geo, rank).steps()))
-        ranks.append((Launch("all", 0, (role,), (), "moe", THREADS, geo.shared_bytes),))
-    goal = Goal("a", "out", tuple(accumulate((0,) * (spec.world + 1))), geo.row_bytes, geo.row_bytes, False, ragged=True)
+        roles = RaggedPlan(geo, rank, senders, takers).roles(beside)
+        ranks.append((Launch("all", 0, roles, (), "moe", THREADS, geo.shared_bytes),))
+    goal = Goal("a", "out", (0,) * (spec.world + 1), geo.row_bytes, geo.row_bytes, False, ragged=True)
     return Plan(op=spec.op, buffers=geo.buffers(), counters=geo.world + 2, ranks=tuple(ranks), goal=goal, sm_share=share,
                 smem_limit=spec.topology.gpu.smem_bytes)

@@ -18,7 +18,7 @@ from tilescale.schedules.plan import Copy, Ragged, Region
 from tilescale.schedules.story import Counterexample, Place
 
 # What a task needs, done before in the same call by the same blocks: it leaves numbers in their shared memory.
-BEFORE = {"route": (), "total": ("route",), "send": ("total",), "place": ("total",), "tally": (), "return": ("tally",),
+BEFORE = {"route": (), "total": ("route",), "send": ("total",), "place": (), "tally": (), "return": ("tally",),
           "weigh": ("total", "tally")}
 RESULT = {"moe_dispatch": "place", "moe_combine": "weigh"}
 
