@@ -90,6 +90,19 @@ def test_a_wrong_row_a_row_too_many_and_a_wrong_count_are_told() -> None:
         made[0].check(1)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_tokens_of_any_type_are_drawn(dtype: str) -> None:
+    spec = routed("dispatch", 2, hidden=8, experts=4, dtype=dtype, on=ON)
+    work = workload(torch, spec, 0, 7, place_on(torch, "cpu"))
+    assert work.calls[1].inputs[0].dtype == getattr(torch, dtype)
+    assert len(work.calls[1].inputs[0].float().unique()) > 4
+    work.poison()
+    rows = work.calls[1].expected.values.shape[0]
+    work.calls[1].out[:rows] = work.calls[1].expected.values
+    with pytest.raises(WrongResult, match="counts are"):
+        work.check(1)
+
+
 def test_a_sum_that_is_off_by_more_than_a_rounding_is_told() -> None:
     made = works("combine")
     carry_out(made, "combine")

@@ -120,6 +120,12 @@ class RoutedWorkload(Workload):
         tensor = self.spec.inputs[0]
         return self._fresh(Local("a", (rows, tensor.sizes[1]), (), tensor.dtype), call, 0, rank, self._device)
 
+    def _numbers(self, local: Local, call: int, generator: Any, device: Any) -> Any:
+        dtype = getattr(self._torch, local.dtype)
+        if dtype.is_floating_point:
+            return super()._numbers(local, call, generator, device)
+        return self._torch.randint(0, 100, local.shape, device=device, generator=generator).to(dtype)
+
     def _weights(self, call: int, rank: int) -> Any:
         shape = (self._geo.tokens[rank], self._geo.top_k)
         generator = self._torch.Generator(self._device).manual_seed((self._seed * CALLS + call) * 128 + rank + 1)
