@@ -82,7 +82,7 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
         gemm_rs((13, 302, 816), 2, out="Partial", order="col", on=_ON),
         replace(FEW, split_k=1, block_n=128, num_stages=3)),
 }
-# Entries of a block in two turns, the second with a tail; rows of a turn of a warp and a tail, more than are loaded together.
+# Entries of a block in two turns, the second with a tail; rows of a turn of a warp and a tail, more than load together.
 _ROUTED = {"tokens": 360, "hidden": 165, "experts": 8, "top_k": 6, "dtype": "float16", "on": _ON}
 RUNS |= {
     "dispatch": (routed("dispatch", 2, **_ROUTED), GANG),  # type: ignore[arg-type]
