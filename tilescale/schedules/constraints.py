@@ -220,7 +220,7 @@ def _split_fills(spec: Spec, s: Schedule) -> bool:
 
 CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("even_shards", "every rank holds the same number of rows, before and after an exchange",
-               lambda spec, s: even(spec) if exchanges(spec) else sums(spec) or len(set(_local_rows(spec))) == 1),
+               lambda spec, s: not exchanges(spec) or even(spec)),
     Constraint("even_columns", "every rank holds as many columns, or rows, of B", lambda spec, s: _even_columns(spec)),
     Constraint("gpu_memory", "operands, output and workspace of a rank fit its share of the GPU's memory",
                lambda spec, s: _needed_bytes(spec, s) <= _memory_bytes(spec)),
@@ -264,6 +264,9 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("fused_has_kernel", "a fused schedule has a kernel to fuse into",
                lambda spec, s: not (s.overlap == "fused" and spec.operation.compute != "gemm"
                                     and s.transport == "copy_engine" and s.direction == "pull")),
+    Constraint("even_products", "products of the rows that a rank gathers are generated where all shards have as many",
+               lambda spec, s: not _generated(spec, s) or spec.operation.moves == () or sums(spec)
+               or len(set(_local_rows(spec))) == 1),
     Constraint("wgmma_arch", "generated products use wgmma, which sm_90a has",
                lambda spec, s: not _generated(spec, s) or spec.topology.gpu.arch == "sm_90a"),
     Constraint("wgmma_dtype", "wgmma takes bfloat16 and float16 operands of one type",

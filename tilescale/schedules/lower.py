@@ -131,5 +131,5 @@ def _structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
         ranks.append(tuple(plan.launches))
     gpu = spec.topology.gpu
     return Plan(
-        op=spec.op, buffers=geo.buffers(), counters=2 * geo.world * len(geo.chunks) + 1, ranks=tuple(ranks),
+        op=spec.op, buffers=geo.buffers(), counters=2 * geo.world * geo.max_chunks + 1, ranks=tuple(ranks),
         goal=geo.goal(), sm_share=share, smem_limit=gpu.smem_bytes)
