@@ -90,7 +90,6 @@ def test_a_space_among_recorded_schedules_counts_the_others() -> None:
 
 @pytest.mark.parametrize(("spec", "constraint"), [
     (ag_gemm((4098, 10240, 8192)), "even_products"),
-    (exchange("columns", 4, odd=1), "even_shards"),
     (ag_gemm((512, 1021, 512)), "even_columns"),
     (ag_gemm((2**20, 2**20, 2**20)), "gpu_memory"),
     (ag_gemm(dtype="int8", out_dtype="int32"), "library_dtype"),

@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from tilescale.schedules import tile
-from tilescale.schedules.exchanges import even, exchange_geometry, exchange_of, exchanges
+from tilescale.schedules.exchanges import exchange_geometry, exchange_of, exchanges
 from tilescale.schedules.knob import BY_NAME
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import geometry_of, summed, sums
@@ -219,8 +219,6 @@ def _split_fills(spec: Spec, s: Schedule) -> bool:
 
 
 CONSTRAINTS: tuple[Constraint, ...] = (
-    Constraint("even_shards", "every rank holds the same number of rows, before and after an exchange",
-               lambda spec, s: not exchanges(spec) or even(spec)),
     Constraint("even_columns", "every rank holds as many columns, or rows, of B", lambda spec, s: _even_columns(spec)),
     Constraint("gpu_memory", "operands, output and workspace of a rank fit its share of the GPU's memory",
                lambda spec, s: _needed_bytes(spec, s) <= _memory_bytes(spec)),
