@@ -67,7 +67,8 @@ def exchange(name: str, ranks: int = 4, *, inputs: str = "ordinary", dtype: str 
         views = (FullCol, FullRow) if turned_back else (FullRow, FullCol)
         return redistribute(Tensor((rows - less, 24 * ranks - less), dtype, views[0]), views[1], topology_, inputs=inputs)
     if name == "square":
-        return redistribute(Tensor((64 * ranks - less, 64 * ranks - less, 16), dtype, FullRow), FullRow, topology_, transpose=(1, 0, 2),
+        size = 64 * ranks - less
+        return redistribute(Tensor((size, size, 16), dtype, FullRow), FullRow, topology_, transpose=(1, 0, 2),
                             inputs=inputs)
     x = (2, heads - less, 80 * ranks * scale - less, 16)
     if name == "heads":

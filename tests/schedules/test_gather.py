@@ -1,4 +1,4 @@
-"""Gathers of shards that are uneven or empty: proved for every kind of schedule, told apart from even ones where it matters."""
+"""Gathers of shards that are uneven or empty are proved for every kind of schedule."""
 
 from __future__ import annotations
 

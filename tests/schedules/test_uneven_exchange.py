@@ -1,4 +1,4 @@
-"""Exchanges of shards that the ranks do not divide: every rank has a grid of its own, and the last ones less, or nothing."""
+"""Exchanges of sizes that the ranks do not divide: every rank has a grid of its own, the last ones less, or nothing."""
 
 from __future__ import annotations
 

@@ -35,8 +35,7 @@ def _last(size: int, most: int) -> int:
 
 
 def _uneven(size: int, real: int, lack: int) -> int:
-    """A size of a shard, at least `size`, of which the last ranks can lack as much as of the `real` one, with the alignment of
-    both."""
+    """A size of a shard, at least `size`, of which the last ranks can lack as much as of the `real` one, aligned alike."""
     least = max(size, lack + 1)
     return min(real, least + (real - least) % KEPT)
 

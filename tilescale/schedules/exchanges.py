@@ -30,9 +30,9 @@ def exchanges(spec: Spec) -> bool:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What does not depend on the schedule. `operands`, `outputs`: the grids of the local tensors of every rank, that of rank
-    0 being the largest; `pieces`: by pair, boxes of these; `turn[d]`: dimension of the output's grid that dimension d of the
-    operand's becomes. Rows of a piece are `unit` indices of dimension `along` of the operand's grid.
+    """What does not depend on the schedule. `operands`, `outputs`: the grids of the local tensors of every rank, that of
+    rank 0 being the largest; `pieces`: by pair, boxes of these; `turn[d]`: dimension of the output's grid that dimension d
+    of the operand's becomes. Rows of a piece are `unit` indices of dimension `along` of the operand's grid.
     """
 
     world: int
@@ -118,8 +118,9 @@ def exchange_of(spec: Spec) -> Exchange:
                    for pair, (one, other) in sorted(found.items()))
     along, unit = _rows(pieces[0][1][0], groups, operands[0], size)
     return Exchange(
-        world, tuple(_grid(groups, local, size) for local in operands), tuple(_grid(turned, local, size) for local in outputs),
-        pieces, tuple(taken.index(group) for group in groups), along, unit, spec.placement == "symmetric")
+        world, tuple(_grid(groups, local, size) for local in operands),
+        tuple(_grid(turned, local, size) for local in outputs), pieces, tuple(taken.index(group) for group in groups),
+        along, unit, spec.placement == "symmetric")
 
 
 def _cuts(result: Result) -> set[int]:
@@ -129,8 +130,8 @@ def _cuts(result: Result) -> set[int]:
 
 
 def _ends(result: Result, local: tuple[int, ...], begin: int) -> Ends | None:
-    """The piece of a source of a result whose shard begins at `begin` of the joined tensor, in dimensions of the tensor; None
-    where it is empty."""
+    """The piece of a source of a result whose shard begins at `begin` of the joined tensor, in dimensions of the tensor;
+    None where it is empty."""
     factor = result.terms[0][0]
     one, other = [], []
     for dim, size in enumerate(local):
@@ -231,8 +232,8 @@ class ExchangeGeometry:
     def _buffer(self, name: str, role: str, grids: tuple[tuple[int, ...], ...], visible: bool = False, versions: int = 1
                 ) -> Buffer:
         """A buffer that holds local tensors of these grids, by rank."""
-        grid = () if self.exchange.contiguous else grids[0]
-        return Buffer(name, role, prod(grids[0]), visible, versions, grid=grid, rank_grids=grids if len({*grids}) > 1 else ())
+        grid, differing = () if self.exchange.contiguous else grids[0], grids if len({*grids}) > 1 else ()
+        return Buffer(name, role, prod(grids[0]), visible, versions, grid=grid, rank_grids=differing)
 
     def goal(self) -> Goal:
         pieces = (self._regions(pair, None, "a", "out") for pair, _ in self.exchange.pieces)

@@ -99,8 +99,9 @@ def check_structure(plan: Plan) -> Counterexample | None:
                 f"buffer {buffer.name} must have its own name, a role of {ROLES}, one or two "
                 f"versions and a size; got {buffer}",
             )
-        lacks = buffer.rank_grids and (len(buffer.rank_grids) != plan.world or max(map(prod, buffer.rank_grids)) > buffer.size)
-        if lacks or (buffer.grid and (min(buffer.grid) < 1 or prod(buffer.grid) != buffer.size)):
+        grids = buffer.rank_grids
+        wrong = len(grids) not in (0, plan.world) or max(map(prod, grids), default=0) > buffer.size
+        if wrong or (buffer.grid and (min(buffer.grid) < 1 or prod(buffer.grid) != buffer.size)):
             return Counterexample("structure", f"a grid must hold the bytes of its buffer; got {buffer}")
     problem = _check_goal(plan)
     if problem:
@@ -146,10 +147,10 @@ def _check_pieces(plan: Plan) -> Counterexample | None:
     """The pieces are boxes of operands and outputs, and cover each output once."""
     goal, wanted = plan.goal, dict[int, list[Box]]()
     for target, source in goal.pieces:
-        ends = tuple(grid_of(plan.buffer(name), region.rank) for name, region in ((goal.operand, source), (goal.output, target)))
+        ends = grid_of(plan.buffer(goal.operand), source.rank), grid_of(plan.buffer(goal.output), target.rank)
         box, known = box_of(target, ends[1]), source.buffer == goal.operand and target.buffer == goal.output
         fits = target.size == source.size and box_of(source, ends[0]) is not None
-        if not known or not fits or box is None or axes(source, target, (ends[0], ends[1])) is None:
+        if not known or not fits or box is None or axes(source, target, ends) is None:
             return Counterexample(
                 "structure",
                 f"a piece must go from the operand to the output, from a box to one of its shape; got {_region(source)} "

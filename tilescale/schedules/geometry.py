@@ -24,10 +24,10 @@ class Chunk:
 class Geometry:
     """A gather of operand 0 along its rows, and what consumes it.
 
-    `held`: rows of every rank's shard, by DTensor's rule: the last ones may be smaller, or empty, so that shards follow each
-    other as if all had `rows`, those of the first. `row_bytes`, `output_row_bytes`: bytes of a row. `n`, `k`: columns of the
-    local product and its contraction, 0 where nothing is multiplied. `symmetric`: peers may read the operand where the
-    caller holds it.
+    `held`: rows of every rank's shard, by DTensor's rule: the last ones may be smaller, or empty, so that shards follow
+    each other as if all had `rows`, those of the first. `row_bytes`, `output_row_bytes`: bytes of a row. `n`, `k`: columns
+    of the local product and its contraction, 0 where nothing is multiplied. `symmetric`: peers may read the operand where
+    the caller holds it.
     """
 
     held: tuple[int, ...]
@@ -143,6 +143,7 @@ def geometry(spec: Spec, schedule: Schedule) -> Geometry:
         b_bytes = k * n * spec.inputs[1].itemsize
         output_row = n * spec.output.itemsize
     return Geometry(
-        held=shard_sizes(operand.sizes[0], spec.world), row_bytes=row_elements * operand.itemsize, output_row_bytes=output_row, n=n, k=k,
-        b_bytes=b_bytes, push=schedule.direction == "push", symmetric=spec.placement == "symmetric",
+        held=shard_sizes(operand.sizes[0], spec.world), row_bytes=row_elements * operand.itemsize,
+        output_row_bytes=output_row, n=n, k=k, b_bytes=b_bytes, push=schedule.direction == "push",
+        symmetric=spec.placement == "symmetric",
         chunk_rows=schedule.chunk_rows)
