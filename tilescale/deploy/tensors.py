@@ -8,11 +8,11 @@ from typing import Any
 
 from tilescale.errors import BundleError
 from tilescale.spec.declaration import Spec
+from tilescale.spec.mesh import mesh_ranks
 from tilescale.spec.tensor import Tensor
 from tilescale.spec.views import as_view
 
 ADDRESS_ALIGNMENT = 16  # of tensor maps and of the widest accesses
-NAMES = ("a", "b")
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ def local_of(name: str, tensor: Tensor, rank: int, world: int) -> Local:
 
 
 def local_inputs(spec: Spec, rank: int) -> tuple[Local, ...]:
-    """What a rank passes, in order."""
-    return tuple(local_of(n, t, rank, spec.world) for n, t in zip(NAMES, spec.inputs, strict=False))
+    """What a rank passes, in order: the inputs, and the operands beside them."""
+    return tuple(local_of(operand.name, operand.tensor, rank, spec.world) for operand in spec.operands)
 
 
 def local_output(spec: Spec, rank: int) -> Local:
@@ -108,6 +108,14 @@ def unwrap(value: Any, declared: Tensor, name: str) -> Any:
         remedy = "redistribute it, or declare that view"
         raise BundleError(f"{name} is placed as {declared.view.label}", view.label, remedy)
     return value.to_local()
+
+
+def check_mesh(mesh: Any, ranks: Sequence[int], name: str) -> None:
+    """BundleError unless the mesh of a DTensor has the ranks of the operation in their order: shards follow that."""
+    found = tuple(mesh_ranks(mesh))
+    if mesh.ndim == 1 and found != tuple(ranks):
+        raise BundleError(f"{name} was loaded on ranks {list(ranks)}, in this order", f"a DTensor on {list(found)}",
+                          "load it with group=mesh, the mesh of the tensor")
 
 
 def is_dtensor(value: Any) -> bool:

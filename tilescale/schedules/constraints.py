@@ -83,7 +83,8 @@ def _gathered_bytes(spec: Spec) -> int:
     """Upper bound over directions: operands, output, and a gathered operand of two versions with its staging."""
     gathered = spec.inputs[0]
     shard = _local_rows(spec)[0] * _row_bytes(spec)
-    local = [t.itemsize * math.prod(t.local_shape(0, spec.world)) for t in (*spec.inputs, spec.output)]
+    local = [t.itemsize * math.prod(t.local_shape(0, spec.world)) for t in (
+        *(operand.tensor for operand in spec.operands), spec.output)]
     if spec.local:
         return sum(local)
     return sum(local) + 2 * gathered.nbytes + 2 * shard
@@ -246,6 +247,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: not _ring_of_sums(spec, s) or s.transport == "peer_copy"),
     Constraint("ring_behind_product", "products go round a ring when they are complete: nothing overlaps", lambda spec, s: (
         not (_ring_of_sums(spec, s) and spec.operation.compute == "gemm" and s.overlap != "none"))),
+    Constraint("ring_without_epilogues", "sums that go round a ring have no epilogues", lambda spec, s: (
+        not (_ring_of_sums(spec, s) and spec.then))),
     Constraint("streams_carry_products", "chunks of a sum on streams are products; without one, they overlap in one kernel",
                lambda spec, s: not (sums(spec) and spec.operation.compute != "gemm" and s.overlap == "chunked")),
     Constraint("chunk_count", f"a rank adds up, or sends a peer, at most {MAX_CHUNKS} chunks",
@@ -259,6 +262,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                    t.dtype in ("bfloat16", "float16", "float32") for t in spec.inputs)),
     Constraint("library_not_fused", "a library call cannot wait inside",
                lambda spec, s: not (spec.operation.compute == "gemm" and s.overlap == "fused" and s.compute == "library")),
+    Constraint("epilogue_in_kernel", "a library call only multiplies: epilogues of a product without sums are generated",
+               lambda spec, s: _generated(spec, s) or spec.operation.compute != "gemm" or sums(spec) or not spec.extended),
     Constraint("fused_has_kernel", "a fused schedule has a kernel to fuse into",
                lambda spec, s: not (s.overlap == "fused" and spec.operation.compute != "gemm"
                                     and s.transport == "copy_engine" and s.direction == "pull")),

@@ -26,12 +26,13 @@ class Value(NamedTuple):
     product), as of `call`. A part is a product that is yet to be summed and rounded: its bytes are counted in rows of
     Goal.part_row_bytes. What is carried is a sum that lacks some ranks, its bytes counted as those of the whole output in
     float32. `shift` is 0 for other inputs and zeros. `ranks`: in a plan that reduces, the ranks whose parts
-    are summed there."""
+    are summed there. `then`: epilogues that have been applied."""
 
     kind: str
     shift: int
     call: int
     ranks: tuple[int, ...] = ()
+    then: tuple[str, ...] = ()
 
 
 Piece = tuple[int, int, Value]
@@ -119,7 +120,8 @@ class DataFlow(Following):
                 first, size = self.goal.output_span(rank, buffer.size)
             pieces = list(self._contents(rank, buffer.name, call).pieces(0, size))
             kind = PRODUCT if self.goal.computes else OPERAND
-            wanted = Value(kind, first, call, tuple(range(self.plan.world)) if self.goal.reduces else ())
+            everyone = tuple(range(self.plan.world)) if self.goal.reduces else ()
+            wanted = Value(kind, first, call, everyone, self.goal.then)
             reached = 0
             for low, high, value in [*pieces, (size, size, wanted)]:
                 wrong = value != wanted if buffer.name == self.goal.output else value.call != call
@@ -186,7 +188,7 @@ class DataFlow(Following):
             if not _filled(pieces, source, call):
                 return self._unwritten(rank, work, source, call)
             wanted = (CARRIED,) if step.carried and number == 0 else (OPERAND, PART)
-            wrong = [piece for piece in pieces if piece[2].kind not in wanted or not piece[2].ranks]
+            wrong = [piece for piece in pieces if piece[2].kind not in wanted or not piece[2].ranks or piece[2].then]
             if wrong:
                 return self._refuse(rank, work, call, source, "must add parts of a sum; it reads " + _told(wrong[0]))
             here = [_in_elements(piece, source.offset, SUMMED[element], added_up) for piece in pieces]
@@ -204,8 +206,27 @@ class DataFlow(Following):
                                     "rounded once, when it is complete")
             first, last, start = (at * size for at in (low, high, low + value.shift))
             kind = CARRIED if not whole else PRODUCT if value.kind == PART else value.kind
+            problem = self._beside(rank, work, step, call, (first, start, last - first))
+            if problem is not None:
+                return problem
             target.write(step.dst.offset + first, step.dst.offset + last,
-                         value._replace(kind=kind, shift=start - first - step.dst.offset))
+                         value._replace(kind=kind, shift=start - first - step.dst.offset, then=step.then))
+        return None
+
+    def _beside(self, rank: int, work: Work, step: Gemm | Sum, call: int, made: tuple[int, int, int]
+                ) -> Counterexample | None:
+        """Extra operands must be of this call; of those with rows, the same as are made: `made` is where they begin in the
+        step and in the whole output, and their size, in bytes of the output."""
+        inside, start, size = made
+        rows = {extra.buffer for extra in self.goal.extras if extra.row_bytes}
+        span = self.goal.output_span(rank, self.plan.buffer(self.goal.output).size)
+        for region in step.extras:
+            if not _filled(self._read(region, call), region, call):
+                return self._unwritten(rank, work, region, call)
+            wanted = start - span[0]
+            if region.buffer in rows and (region.offset + inside != wanted or start + size > sum(span)):
+                message = f"must read the rows of {region.buffer} that it makes of the output, from byte {wanted} on"
+                return self._refuse(rank, work, call, region, message)
         return None
 
     def _gemm(self, rank: int, work: Work, step: Gemm, call: int) -> Counterexample | None:
@@ -226,7 +247,12 @@ class DataFlow(Following):
                 )
             begin = step.out.offset + first // row * out_row
             shift = (low + value.shift) // row * out_row - begin
-            target.write(begin, step.out.offset + last // row * out_row, Value(kind, shift, call, value.ranks))
+            whole_row = self.goal.output_row_bytes
+            inside, start, size = (at // row * whole_row for at in (first, low + value.shift, last - first))
+            problem = self._beside(rank, work, step, call, (inside, start, size))
+            if problem is not None:
+                return problem
+            target.write(begin, step.out.offset + last // row * out_row, Value(kind, shift, call, value.ranks, step.then))
         return None
 
     def _read(self, region: Region, call: int) -> list[Piece]:
@@ -305,4 +331,6 @@ def _say(value: Value, low: int, high: int) -> str:
             CARRIED: "the sum on its way"}[value.kind]
     if value.ranks:
         what += f" of ranks {', '.join(map(str, value.ranks))}"
+    if value.then:
+        what += f" after {', '.join(value.then)}"
     return f"bytes {low + value.shift} to {high + value.shift} of {what} of call {value.call}"

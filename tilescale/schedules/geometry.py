@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from tilescale.schedules.extras import NO_EXTRAS, Extras, extras_of
 from tilescale.schedules.plan import Buffer, Copy, Gemm, Goal, Region
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
@@ -27,7 +28,7 @@ class Geometry:
     `held`: rows of every rank's shard, by DTensor's rule: the last ones may be smaller, or empty, so that shards follow
     each other as if all had `rows`, those of the first. `row_bytes`, `output_row_bytes`: bytes of a row. `n`, `k`: columns
     of the local product and its contraction, 0 where nothing is multiplied. `symmetric`: peers may read the operand where
-    the caller holds it.
+    the caller holds it. `extras`: what products read besides, and their epilogues.
     """
 
     held: tuple[int, ...]
@@ -39,6 +40,7 @@ class Geometry:
     push: bool
     symmetric: bool
     chunk_rows: int
+    extras: Extras = NO_EXTRAS
 
     @property
     def world(self) -> int:
@@ -85,6 +87,7 @@ class Geometry:
         found = [Buffer("a", "input", self.shard_bytes, self.symmetric and not self.push)]
         if self.computes:
             found.append(Buffer("b", "input", self.b_bytes))
+        found += self.extras.buffers
         found.append(Buffer("out", "output", self.total * self.output_row_bytes))
         if self.gathers:
             found.append(Buffer("gather", "workspace", self.total * self.row_bytes, self.push, 2 if self.push else 1))
@@ -115,7 +118,8 @@ class Geometry:
         target = self.output(rank, source, chunk)
         if not self.computes:
             return Copy(operand, target)
-        return Gemm(operand, Region("b", rank, 0, self.b_bytes), target, chunk.rows, self.n, self.k)
+        return Gemm(operand, Region("b", rank, 0, self.b_bytes), target, chunk.rows, self.n, self.k,
+                    self.extras.regions(target), self.extras.then)
 
     def whole(self, rank: int) -> Chunk:
         """The shard of a rank as one chunk."""
@@ -123,7 +127,7 @@ class Geometry:
 
     def goal(self) -> Goal:
         starts = tuple(sum(self.held[:source]) * self.row_bytes for source in range(self.world + 1))
-        return Goal("a", "out", starts, self.row_bytes, self.output_row_bytes, self.computes)
+        return self.extras.goal(Goal("a", "out", starts, self.row_bytes, self.output_row_bytes, self.computes))
 
 
 def cut(rows: int, chunk_rows: int) -> tuple[Chunk, ...]:
@@ -141,9 +145,8 @@ def geometry(spec: Spec, schedule: Schedule) -> Geometry:
     if spec.operation.compute == "gemm":
         k, n = spec.inputs[1].local_shape(0, spec.world)
         b_bytes = k * n * spec.inputs[1].itemsize
-        output_row = n * spec.output.itemsize
+        output_row = spec.output.local_shape(0, spec.world)[1] * spec.output.itemsize
     return Geometry(
         held=shard_sizes(operand.sizes[0], spec.world), row_bytes=row_elements * operand.itemsize,
         output_row_bytes=output_row, n=n, k=k, b_bytes=b_bytes, push=schedule.direction == "push",
-        symmetric=spec.placement == "symmetric",
-        chunk_rows=schedule.chunk_rows)
+        symmetric=spec.placement == "symmetric", chunk_rows=schedule.chunk_rows, extras=extras_of(spec))

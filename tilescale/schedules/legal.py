@@ -102,6 +102,9 @@ def _check_ring(spec: Spec, s: Schedule) -> None:
     if spec.operation.compute == "gemm" and s.overlap != "none":
         raise ScheduleError("products go round a ring when they are complete", f"overlap={s.overlap!r}",
                             "use overlap='none'")
+    if spec.then:
+        raise ScheduleError("sums that go round a ring have no epilogues", f"then={', '.join(spec.then)}",
+                            "use another algorithm")
 
 
 def _check_exchange(spec: Spec, s: Schedule) -> None:

@@ -218,6 +218,12 @@ inline void wgmma(float (&d)[N / 2], Descriptor a, Descriptor b, u32 add) {
   host::wgmma(d, N, kTransposeB, T::kFormat, a, b, add != 0);
 }
 
+// Functions.
+float exponential(float x);
+float error_function(float x);
+float inverse_root(float x);
+inline float quotient(float a, float b) { return a / b; }
+
 // Round to nearest even.
 template <class T>
 inline u16 pack1(float value) {
