@@ -270,6 +270,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("even_products", "products of the rows that a rank gathers are generated where all shards have as many",
                lambda spec, s: not _generated(spec, s) or spec.operation.moves == () or sums(spec)
                or len(set(_local_rows(spec))) == 1),
+    Constraint("rows_to_multiply", "products of no rows are left to the library, which is not called for them",
+               lambda spec, s: not _generated(spec, s) or spec.mnk[0] > 0),
     Constraint("wgmma_arch", "generated products use wgmma, which sm_90a has",
                lambda spec, s: not _generated(spec, s) or spec.topology.gpu.arch == "sm_90a"),
     Constraint("wgmma_dtype", "wgmma takes bfloat16 and float16 operands of one type",

@@ -278,7 +278,7 @@ def lower_none(plan: RankPlan) -> None:
     for number in range(geo.max_chunks):
         _communicate(plan, number, 0)
     _receive(plan, 0, range(geo.max_chunks))
-    if gathered:
+    if gathered and geo.total:
         everything = Chunk(0, 0, geo.total)
         operand = geo.gathered(plan.rank, 0, everything)
         plan.work("work", 0, [geo.consume(plan.rank, 0, everything, operand)])
