@@ -81,8 +81,9 @@ class Tensor:
 
     ``shape``: ints or Dims; with a 0, it holds nothing. ``dtype``: a name in ``ITEMSIZE`` or a torch.dtype. ``view``: see
     views.py; kept in canonical form, so that equal layouts are equal values: ``Shard(0)`` for the first dimension,
-    ``Shard(-1)`` for the last of several, a positive index between (``shard_dim`` gives the non-negative index). ``order``: memory order
-    of the local matrix, ``"row"`` (the last dimension is contiguous) or ``"col"`` (the first is; matrices only).
+    ``Shard(-1)`` for the last of several, a positive index between (``shard_dim`` gives the non-negative index).
+    ``order``: memory order of the local matrix, ``"row"`` (the last dimension is contiguous) or ``"col"`` (the first is;
+    matrices only).
     Raises SpecError.
     """
 
