@@ -155,7 +155,7 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "store_pair": ("odd columns", "odd columns of floats", *_FEW), "store_registers": ("odd columns",),
         "copy_chunk": ("scatter", "scatter large"), "store_chunk": (*_STAGED, "scatter"),
         "store_rows": (*_STAGED, "odd columns"), "": _STAGED},
-    "share.cuh": {"": ("copy", "tma", "sum")},
+    "share.cuh": {"lane": ("groups",), "share_of_group": ("groups",), "": ("copy", "tma", "sum")},
     "small_m.cuh": {"": _FEW},
     "carry.cuh": {"": ("carried", "carried odd")},
     "sum.cuh": {"": _SUMS},
