@@ -38,6 +38,7 @@ _LARGE = {"block_m": 128, "block_n": 256}
 _copied = redistribute(Tensor((182, 1032), "bfloat16", FullRow), Replicate, topology=_ON)
 RUNS: dict[str, tuple[Spec, Schedule]] = {
     "copy": (_copied, _COPY),
+    "groups": (_copied, replace(_COPY, copy_scope="warp")),
     "copy behind": (_copied, replace(_COPY, overlap="none", chunk_rows=0, depth=1)),
     "tma": (all_gather((304, 16392), 2), replace(_COPY, transport="tma", num_comm_blocks=2)),
     "tma small": (all_gather((182, 296), 2), replace(_COPY, transport="tma", num_comm_blocks=2)),
