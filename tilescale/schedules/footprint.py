@@ -15,6 +15,7 @@ from tilescale.schedules.plan import (
     Gemm,
     Launch,
     Plan,
+    Ragged,
     Reduce,
     Region,
     Role,
@@ -41,6 +42,8 @@ def accesses(step: Step) -> tuple[tuple[Region, bool], ...]:
         return (*((src, False) for src in (*step.srcs, *step.extras)), (step.dst, True))
     if isinstance(step, Gemm):
         return (*((src, False) for src in (step.a, step.b, *step.extras)), (step.out, True))
+    if isinstance(step, Ragged):
+        return (*((region, False) for region in step.reads), *((region, True) for region in step.writes))
     return ()
 
 
@@ -73,6 +76,8 @@ def describe(step: Step) -> str:
         return f"Sum of {', '.join(map(_region, step.srcs))} to {_region(step.dst)}{_then(step)}"
     if isinstance(step, Gemm):
         return f"Gemm {step.m}x{step.n}x{step.k} of {_region(step.a)} to {_region(step.out)}{_then(step)}"
+    if isinstance(step, Ragged):
+        return f"Ragged {step.task} for rank {step.peer}"
     if isinstance(step, Signal):
         return f"Signal +{step.value} to counter {step.counter} of rank {step.rank}"
     return f"Wait for {step.value} on counter {step.counter}"
@@ -138,6 +143,8 @@ def _check_goal(plan: Plan) -> Counterexample | None:
             )
     if goal.pieces:
         return _check_pieces(plan)
+    if goal.ragged:
+        return None
     starts = goal.starts
     if len(starts) != plan.world + 1 or starts[0] != 0 or any(a > b for a, b in pairwise(starts)):
         return Counterexample("structure", f"the goal needs one rising start a rank and the total; got {starts}")
@@ -218,6 +225,7 @@ def check_steps(plan: Plan) -> Counterexample | None:
         Clear: lambda plan, rank, step: None,
         Gemm: _check_gemm,
         Sum: _check_sum,
+        Ragged: _check_ragged,
         Signal: _check_signal,
         Wait: _check_wait,
     }
@@ -314,6 +322,12 @@ def _check_extras(plan: Plan, rank: int, step: Gemm | Sum, size: int) -> Problem
                 f"a step reads an extra operand of its rank whole, or the {size} bytes of it that are its rows of the "
                 f"output; got {_region(region)}"
             )
+    return None
+
+
+def _check_ragged(plan: Plan, rank: int, step: Ragged) -> Problem | None:
+    if not plan.goal.ragged or not 0 <= step.peer < plan.world:
+        return "structure", f"a ragged step is for one of {plan.world} ranks, of a ragged operation; got {describe(step)}"
     return None
 
 
