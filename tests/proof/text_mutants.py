@@ -175,12 +175,12 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "store_pair": ("odd columns", "odd columns of floats", *_FEW), "store_registers": ("odd columns",),
         "copy_chunk": ("scatter", "scatter large"), "store_chunk": (*_STAGED, "scatter"),
         "store_rows": (*_STAGED, "odd columns"), "": _STAGED},
+    "share.cuh": {"lane": ("groups",), "share_of_group": ("groups",), "": ("copy", "tma", "sum", *_BYTES)},
+    "small_m.cuh": {"small_stage": (*_BYTES, "few rows"), "": _FEW},
     "moe.cuh": {
         **dict.fromkeys(("slot_of", "send_step", "place_step", "place_row"), _DISPATCHES),
         **dict.fromkeys(("tally_step", "return_step", "find_rows", "weigh_step", "weigh_token", "add_weighted"), _COMBINES),
         "": ("dispatch", "combine pulled")},
-    "share.cuh": {"": ("copy", "tma", "sum", *_BYTES)},
-    "small_m.cuh": {"small_stage": (*_BYTES, "few rows"), "": _FEW},
     "carry.cuh": {"": ("carried", "carried odd")},
     "sum.cuh": {"": _SUMS},
 }
