@@ -272,6 +272,7 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: moe_dispatch(A, 8, 2, T4, routing="histogram:1,2"), "a weight for every expert"),
     (lambda: moe_dispatch(A, 8, 2, T4, routing="histogram:a"), "weights of a histogram are integers"),
     (lambda: moe_combine(A, 16, 8, 2, T4), "room for the rows of all tokens"),
+    (lambda: moe_dispatch(bf16(Dim("M", 1, 16), 16, FullRow), 8, 2, T4), "declare the most tokens"),
     (lambda: redistribute(bf16(16, 16, FullRow), Replicate, H200.with_mesh({"dp": 2, "tp": 4})), "use view.on(axis)"),
     (lambda: redistribute(bf16(16, 16, FullRow.on("pp")), Replicate, H200.with_mesh({"tp": 8})), "axis of the mesh"),
     (lambda: matmul(bf16(16, 16, FullRow.on("tp")), B, FullCol, T4), "add .on('tp')"),

@@ -93,6 +93,8 @@ def _scoped(spec: Spec, chosen: Partial) -> bool:
     """Whether the threads of blocks copy, and nothing multiplies beside them: only then may they be what binds."""
     if not _blocks_copy(spec, chosen) or chosen["transport"] != "peer_copy" or _computes(spec, chosen):
         return False
+    if ragged(spec):  # of which warps move rows
+        return False
     if not sums(spec):
         return True
     if chosen["algorithm"] == "ring":  # sums are stored by those who add; only complete ones are passed on

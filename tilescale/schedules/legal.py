@@ -133,6 +133,9 @@ def _check_ragged(spec: Spec, s: Schedule) -> None:
         raise ScheduleError("rows whose number the device alone knows are moved in one kernel, by peer_copy",
                             f"{spec.op}, transport={s.transport!r}, overlap={s.overlap!r}",
                             "use transport='peer_copy', overlap='none' or 'fused'")
+    if s.copy_scope != "block":
+        raise ScheduleError("warps move rows whose number the device alone knows",
+                            f"{spec.op}, copy_scope={s.copy_scope!r}", "use copy_scope='block'")
     share = spec.topology.sm_share
     if s.overlap == "fused" and s.num_comm_blocks >= share:
         raise ScheduleError(f"a gang beside the one that sends has some of {share} SMs",

@@ -17,7 +17,7 @@ from tilescale.spec.derive import derive
 from tilescale.spec.epilogue import EPILOGUES
 from tilescale.spec.ranks import resolve
 from tilescale.spec.tensor import Dim, Tensor, as_dtype
-from tilescale.spec.views import BlockView, FullRow, PartialView, ReplicateView, Shard, View, as_view
+from tilescale.spec.views import BlockView, PartialView, ReplicateView, Shard, View, as_view
 
 __all__ = ["Spec", "linear", "matmul", "moe_combine", "moe_dispatch", "redistribute", "shift"]
 
@@ -159,7 +159,7 @@ def moe_dispatch(
     """
     tokens = _matrix("tokens", tokens)
     world = resolve(topology, (tokens,))[0].ranks
-    output = Tensor((world * tokens.sizes[0] * max(1, top_k), tokens.shape[1]), tokens.dtype, FullRow)
+    output = Tensor((world * tokens.sizes[0] * max(1, top_k), tokens.shape[1]), tokens.dtype, tokens.view)
     attributes: dict[str, Attribute] = {"experts": experts, "top_k": top_k, "routing": routing}
     return _declare("moe_dispatch", (tokens,), output, topology, inputs, deterministic, (), attributes)
 
@@ -182,7 +182,7 @@ def moe_combine(
     ``counts`` of the dispatch. ``routing``: as of ``moe_dispatch``.
     """
     expert_rows = _matrix("expert_rows", expert_rows)
-    output = Tensor((tokens, expert_rows.shape[1]), expert_rows.dtype, FullRow)
+    output = Tensor((tokens, expert_rows.shape[1]), expert_rows.dtype, expert_rows.view)
     attributes: dict[str, Attribute] = {"experts": experts, "top_k": top_k, "routing": routing}
     return _declare("moe_combine", (expert_rows,), output, topology, inputs, deterministic, (), attributes)
 
