@@ -175,6 +175,7 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "store_pair": ("odd columns", "odd columns of floats", *_FEW), "store_registers": ("odd columns",),
         "copy_chunk": ("scatter", "scatter large"), "store_chunk": (*_STAGED, "scatter"),
         "store_rows": (*_STAGED, "odd columns"), "": _STAGED},
+    "kernels.cuh": {"block_of": ("many steps", "signals")},  # of two gangs
     "share.cuh": {"lane": ("groups",), "share_of_group": ("groups",), "": ("copy", "tma", "sum", *_BYTES)},
     "small_m.cuh": {"small_stage": (*_BYTES, "few rows"), "": _FEW},
     "moe.cuh": {
