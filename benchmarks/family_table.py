@@ -56,6 +56,17 @@ def _product(a: Any, b: Any, out: Any) -> Make:
     return make
 
 
+def _along(view: Any, order: str) -> Make:
+    """A product whose contraction is gathered; `order` is that of what is sent."""
+    def make(topology: Topology, large: bool) -> Spec:
+        world, rows = topology.world, view is ts.FullRow
+        m, n, k = (1024 * world, 1024 * world, 512 * world) if large else (128 * world, 64 * world, 128 * world)
+        a = ts.Tensor((m, k), DTYPE, view, "row" if rows else order)
+        return ts.matmul(a, ts.Tensor((k, n), DTYPE, view, order if rows else "row"), view, topology)
+
+    return make
+
+
 def _moved(view: Any, to: Any, root: int | None = None) -> Make:
     def make(topology: Topology, large: bool) -> Spec:
         rows, columns = (1024, 1024) if large else (128, 24)
@@ -82,6 +93,7 @@ def _shift(topology: Topology, large: bool) -> Spec:
 # The workloads of each operation, in the two sizes of the sample.
 WORKLOADS: dict[str, tuple[Make, ...]] = {
     "ag_gemm": (_product(ts.FullRow, ts.FullCol, ts.FullCol),),
+    "ag_gemm_k": (_along(ts.FullCol, "col"), _along(ts.FullCol, "row")),
     "all_gather": (_moved(ts.FullRow, ts.Replicate),),
     "all_reduce": (_moved(ts.Partial, ts.Replicate),),
     "all_to_all": (_moved(ts.FullRow, ts.FullCol), _attention(ts.Shard(2), ts.Shard(1), None),
@@ -92,6 +104,7 @@ WORKLOADS: dict[str, tuple[Make, ...]] = {
     "gemm_rs": (_product(ts.FullCol, ts.FullRow, ts.FullRow),),
     "reduce_scatter": (_moved(ts.Partial, ts.FullRow),),
     "shift": (_shift,),
+    "weight_gather_gemm": (_along(ts.FullRow, "row"), _along(ts.FullRow, "col")),
 }
 
 
@@ -150,7 +163,8 @@ def count(rows: dict[Key, Row], op: str, worlds: tuple[int, ...], say: Callable[
             row.proved += proof.ok
             if not proof.ok:
                 row.failures.append(f"{spec.label} {schedule.label}: {proof}")
-            again = (key, direction, spec.world, spec.output.view, spec.attributes)
+            orders = tuple(tensor.order for tensor in spec.inputs)
+            again = (key, direction, spec.world, spec.output.view, spec.attributes, orders)
             if small and spec.world in (min(worlds), max(worlds)) and again not in emulated:
                 emulated.add(again)
                 found = emulate(spec, schedule, seed=len(emulated))

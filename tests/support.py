@@ -22,6 +22,21 @@ def ag_gemm(shape: tuple[int, int, int] = MAIN, ranks: int = 4, *, order: str = 
                   topology=on or topology(ranks), inputs=inputs, out_dtype=out_dtype)
 
 
+CONTRACTIONS = ("weights", "weights col", "gradients", "gradients row")
+
+
+def contraction(name: str, shape: tuple[int, int, int] = MAIN, ranks: int = 4, *, dtype: str = "bfloat16",
+                inputs: str = "ordinary", out_dtype: str | None = None, on: Topology | None = None) -> Spec:
+    """A product whose contraction is gathered, of global M x N x K: "weights" (weight_gather_gemm) or "gradients"
+    (ag_gemm_k). What is sent has its contraction outside, and moves in rows, but in "weights col" and "gradients row"."""
+    m, n, k = shape
+    kind, _, order = name.partition(" ")
+    views, order = ((FullRow, FullRow), order or "row") if kind == "weights" else ((FullCol, FullCol), order or "col")
+    orders = ("row", order) if kind == "weights" else (order, "row")
+    a, b = (Tensor(size, dtype, view, of) for size, view, of in zip(((m, k), (k, n)), views, orders, strict=True))
+    return matmul(a, b, out=views[0], topology=on or topology(ranks), inputs=inputs, out_dtype=out_dtype)
+
+
 def all_gather(shape: tuple[int, ...] = (4096, 8192), ranks: int = 4, *, dtype: str = "bfloat16",
                inputs: str = "ordinary") -> Spec:
     return redistribute(Tensor(shape, dtype, FullRow), Replicate, topology=topology(ranks), inputs=inputs)

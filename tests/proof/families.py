@@ -7,7 +7,7 @@ from functools import cache
 
 from handmade import chunked, fused_push, pull, ring
 from reduce_plans import gemm_rs, reduce_scatter, stages
-from support import ag_gemm, all_gather, reduction
+from support import ag_gemm, all_gather, contraction, reduction
 from support import gemm_rs as product
 
 from tilescale.schedules.lower import lower
@@ -51,6 +51,10 @@ def _sum(to: object = Replicate, rows: int = 384, inputs: str = "ordinary") -> S
     return reduction((rows, 24), 3, to=to, inputs=inputs)
 
 
+def _contraction(name: str = "weights", inputs: str = "ordinary") -> Spec:
+    return contraction(name, (192, 192, 384), 3, inputs=inputs)
+
+
 SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "fused peer_copy push": (_spec(), FUSED),
     "fused peer_copy pull": (_spec(), replace(FUSED, direction="pull", chunk_order="chunk_major")),
@@ -87,6 +91,16 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "all_reduce copy engine": (_sum(), replace(COPY, **TWO_SHOT, **ENGINE)),
     "reduce_scatter uneven": (_sum(FullRow, 100), replace(COPY, depth=1, num_comm_blocks=2)),
     "reduce_scatter pull": (_sum(FullRow), replace(COPY, direction="pull", **PLAIN)),
+    "weights push": (_contraction(), FUSED),
+    "weights pull": (_contraction(), replace(FUSED, direction="pull", chunk_order="chunk_major")),
+    "weights pull symmetric": (_contraction(inputs="symmetric"), replace(FUSED, transport="tma", direction="pull")),
+    "weights copy engine": (_contraction(), replace(FUSED, **ENGINE)),
+    "weights behind the copies": (_contraction(), replace(FUSED, overlap="none", chunk_rows=0, depth=1)),
+    "weights in whole shards": (_contraction("weights col"), replace(FUSED, chunk_rows=128, depth=1)),
+    "weights by the library": (_contraction(), replace(LIBRARY, overlap="none", chunk_rows=0, depth=1)),
+    "gradients push": (_contraction("gradients"), FUSED),
+    "gradients on streams": (_contraction("gradients"), replace(FUSED, overlap="chunked")),
+    "gradients pulled on streams": (_contraction("gradients"), replace(FUSED, overlap="chunked", direction="pull")),
     "product": (_local(), LOCAL),
     "product in clusters": (_local(), replace(LOCAL, block_m=128, cluster_m=2)),
     "product with a shared contraction": (_local(), SPLIT),

@@ -13,7 +13,7 @@ from equivalents import plan_reason
 from families import FEW, FUSED, LOCAL, ONE_SHOT, PLAIN, SCATTER, SPLIT, TWO_SHOT, plans
 from plan_mutants import Mutant, mutants
 from product_support import between_two, there_and_back
-from support import ag_gemm, all_gather, exchange, gemm_rs, reduction
+from support import ag_gemm, all_gather, contraction, exchange, gemm_rs, reduction
 from text_mutants import TextMutant, text_mutants
 
 from tilescale.codegen.emit import emit
@@ -69,6 +69,11 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
         replace(FUSED, direction="pull", chunk_rows=128, depth=1, num_comm_blocks=0, **_LARGE)),
     "odd columns of floats": (
         ag_gemm((144, 302, 72), 2, out_dtype="float32", on=_ON), replace(FUSED, overlap="chunked", num_comm_blocks=2)),
+    "segments": (contraction("weights", (400, 304, 304), 2, on=_ON), FUSED),
+    "segments, col": (
+        contraction("weights col", (400, 304, 304), 2, on=_ON), replace(FUSED, chunk_rows=256, depth=1, transport="tma")),
+    "segments, turned": (
+        contraction("gradients", (304, 400, 304), 2, on=_ON), replace(FUSED, direction="pull", chunk_rows=128, **_LARGE)),
     "product": (gemm_rs((304, 304, 816), 2, out="Partial", on=_ON), LOCAL),
     "product in clusters": (
         gemm_rs((304, 304, 816), 2, out="Partial", on=_ON), replace(LOCAL, block_m=128, cluster_m=2)),
@@ -84,7 +89,7 @@ RUNS["signals"] = (between_two(), Schedule(
     compute="generated", block_m=128, block_n=256, block_k=64, num_stages=3, raster_group=4))
 PLANS: dict[str, Plan] = {"signals": there_and_back(*RUNS["signals"])}
 # Schedules whose kernels the rules walk for every mutant, besides those that run it: all roles, and the fused one.
-RULED = ("tma small", "sum", "fused pull", "product")
+RULED = ("tma small", "sum", "fused pull", "segments", "product")
 ADVERSARIES = ("lazy", "random", "eager", "random", "lazy", "random")
 TIMEOUT_S = 60.0
 STEP_LIMIT = 3_000_000

@@ -41,7 +41,7 @@ from tilescale.errors import PlanError
 from tilescale.schedules import tile
 from tilescale.schedules.gather import SIGNAL_THREADS
 from tilescale.schedules.lower import lower
-from tilescale.schedules.plan import Copy, Gemm, Launch, Plan, Region, Role, Signal, Step, Sum, Wait
+from tilescale.schedules.plan import Contract, Copy, Gemm, Launch, Plan, Region, Role, Signal, Step, Sum, Wait
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
 
@@ -129,7 +129,7 @@ class _Emitter:
             first = len(rows)
             rows += self._rows(rank, role, number)
             number += len(role.steps)
-            multiplies = launch.family in ("gemm", "small_m") or any(isinstance(s, Gemm) for s in role.steps)
+            multiplies = launch.family in ("gemm", "small_m") or any(isinstance(s, Gemm | Contract) for s in role.steps)
             kind = ROLE_GEMM if multiplies else ROLE_COPY
             blocks += [BlockRow(kind, first, len(rows) - first, i, role.blocks) for i in range(role.blocks)]
             participants += role.blocks
@@ -170,6 +170,8 @@ class _Emitter:
         if isinstance(step, Sum):
             return StepRow(KIND_SUM, number, target=self._slot(step.dst, rank), rows=len(step.srcs),
                            target_offset=step.dst.offset, size=step.srcs[0].size)
+        if isinstance(step, Contract):
+            return self._segment(rank, step, number)
         if not isinstance(step, Gemm):
             raise PlanError("a kernel family carries out every step", type(step).__name__, "lower it to copies")
         shard, offset = divmod(step.a.offset, map_bytes(self.plan))
@@ -180,6 +182,18 @@ class _Emitter:
             value=self.versions[step.a.buffer], rows=step.m, source_offset=offset // self.plan.goal.row_bytes,
             target_offset=step.out.offset, size=shard, first_tile=tiles, peer=step.out.rank)
 
+    def _segment(self, rank: int, step: Contract, number: int) -> StepRow:
+        """A segment of a contraction; it lies within a shard, as the maps want it."""
+        shard_rows = self.plan.goal.starts[1] // self.plan.goal.row_bytes
+        shard, first = divmod(step.at, shard_rows)
+        if first + step.k > shard_rows:
+            raise PlanError("a segment of a contraction lies in a shard", f"{step.k} from {step.at} on", "cut it there")
+        own = step.segment.buffer != "gather"
+        return StepRow(
+            KIND_GEMM, number, source=0 if own else 1, target=self._slot(step.out, rank), counter=0 if own else shard,
+            value=self.versions[step.segment.buffer], per_call=step.k, rows=step.m, source_offset=first,
+            target_offset=step.out.offset, size=shard, peer=step.first + 2 * step.last)
+
     def _copy_call(self, rank: int, step: Step) -> CopyCall:
         if not isinstance(step, Copy):
             raise PlanError("a copy engine copies", type(step).__name__, "lower the step to blocks")
@@ -189,6 +203,9 @@ class _Emitter:
                         step.src.size)
 
     def _gemm_call(self, step: Step) -> GemmCall:
+        if isinstance(step, Contract):
+            return GemmCall(step.segment.buffer, 0, 0, step.m, step.n, step.k, step.out.buffer,
+                            tile.product_dtype(self.spec))
         if not isinstance(step, Gemm):
             raise PlanError("a library call multiplies", type(step).__name__, "lower the step to blocks")
         goal = self.plan.goal
@@ -205,7 +222,9 @@ class _Emitter:
         return self.slots.index(Slot(region.buffer, region.rank))
 
     def _product(self) -> tuple[int, int]:
-        step = next((s for launch in self.plan.ranks[0] for s in launch.steps if isinstance(s, Gemm)), None)
+        step = next((s for launch in self.plan.ranks[0] for s in launch.steps if isinstance(s, Gemm | Contract)), None)
+        if isinstance(step, Contract):
+            return step.n, self.plan.goal.starts[-1] // self.plan.goal.row_bytes
         return (step.n, step.k) if step else (0, 0)
 
 

@@ -76,7 +76,18 @@ def _grow(entry: dict[str, Any], ranks: int) -> list[str]:
                 shape[dim] = -(-size // (ranks * unit)) * ranks * unit
                 said.append(f"{'MN'[dim] if len(shape) == 2 else f'dim {dim}'} {size} as {shape[dim]}")
         tensor["shape"] = shape
+    _match(entry)
     return said
+
+
+def _match(entry: dict[str, Any]) -> None:
+    """A contraction that grew in one operand grows in the other: it may be sharded in one alone."""
+    a, b = entry.get("a"), entry.get("b")
+    if not isinstance(a, dict) or not isinstance(b, dict):
+        return
+    sizes = (a["shape"][-1], b["shape"][0])
+    if all(isinstance(size, int) for size in sizes):
+        a["shape"][-1] = b["shape"][0] = max(sizes)
 
 
 def _sharded(view: str, ndim: int) -> int | None:

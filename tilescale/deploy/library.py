@@ -9,6 +9,7 @@ from typing import Any
 from tilescale.deploy.driver import Matrix
 from tilescale.deploy.exchanging import LibraryExchange
 from tilescale.errors import BundleError, SpecError
+from tilescale.spec.contraction import contracts, gathered_operand
 from tilescale.spec.declaration import Spec
 from tilescale.spec.result import kind_of
 
@@ -23,6 +24,15 @@ def product(torch: Any, a: Any, b: Any, out: Any) -> None:
         torch.mm(a, b, out_dtype=out.dtype, out=out)
     else:
         out.copy_(torch.mm(a.float(), b.float()))
+
+
+def gather_contraction(torch: Any, part: Any, operand: int, group: Any) -> Any:
+    """Operand number `operand` of a product, of which every rank holds as large a `part` of the contraction, whole."""
+    rows = (part if operand else part.t()).contiguous()  # a row is an index of the contraction
+    world = torch.distributed.get_world_size(group)
+    whole = torch.empty((rows.shape[0] * world, rows.shape[1]), dtype=rows.dtype, device=rows.device)
+    torch.distributed.all_gather_into_tensor(whole, rows, group=group)
+    return whole if operand else whole.t()
 
 
 class TorchLibrary:
@@ -70,9 +80,9 @@ def tensor_at(torch: Any, matrix: Matrix) -> Any:
 class Unfused:
     """The path without kernels of the bundle: torch.distributed and torch.mm, on whatever device the tensors are.
 
-    For operations that gather the rows of their first operand, that sum over ranks, that exchange parts of tensors, or
-    that stay on their rank, and multiply or only move; others raise BundleError. Sums over ranks are in fp32 and rounded
-    once, as in the kernels.
+    For operations that gather the rows of their first operand or a contraction, that sum over ranks, that exchange parts
+    of tensors, or that stay on their rank, and multiply or only move; others raise BundleError. Sums over ranks are in fp32
+    and rounded once, as in the kernels.
     """
 
     def __init__(self, torch: Any, spec: Spec, group: Any) -> None:
@@ -81,8 +91,11 @@ class Unfused:
             self._kind = kind_of(spec)
         except SpecError as error:
             raise BundleError("the library path knows the operation", spec.op, "load the kernels") from error
-        if self._kind == "gather" and (moves[0].operand, moves[0].dim) != (0, 0):
-            raise BundleError("the library path gathers the rows of the first operand", spec.op, "load the kernels")
+        self._contraction = gathered_operand(spec) if contracts(spec) else None
+        rows = self._kind != "gather" or (moves[0].operand, moves[0].dim) == (0, 0)
+        if not rows and self._contraction is None:
+            raise BundleError("the library path gathers the rows of the first operand, or a contraction", spec.op,
+                              "load the kernels")
         self._torch, self._spec, self._group = torch, spec, group
         self._multiplies = spec.operation.compute == "gemm"
         self._exchange = LibraryExchange(torch, spec, group) if self._kind == "exchange" else None
@@ -93,7 +106,7 @@ class Unfused:
             return self._exchange.shape(shapes[0], self._torch.distributed.get_rank(self._group))
         rows, *rest = shapes[0]
         whole = [rows, *(shapes[1][1:] if self._multiplies else rest)]
-        if self._kind == "gather":
+        if self._kind == "gather" and self._contraction is None:
             whole[0] = rows * world
         elif self._kind == "reduce_scatter":
             _, whole[self._dim] = self._shard(whole[self._dim], world)
@@ -121,8 +134,13 @@ class Unfused:
         return first, min(chunk, size - first)
 
     def _gather(self, inputs: Sequence[Any], out: Any) -> None:
-        torch, a = self._torch, inputs[0].contiguous()
-        whole = out
+        torch, sent = self._torch, self._contraction
+        if sent is not None:
+            factors = list(inputs)
+            factors[sent] = gather_contraction(torch, factors[sent], sent, self._group)
+            product(torch, factors[0], factors[1], out)
+            return
+        a, whole = inputs[0].contiguous(), out
         if self._multiplies:
             whole = torch.empty((out.shape[0], *a.shape[1:]), dtype=a.dtype, device=a.device)
         torch.distributed.all_gather_into_tensor(whole, a, group=self._group)

@@ -13,6 +13,7 @@ from tilescale.deploy.launch import OPERANDS, PreparedOperation
 from tilescale.deploy.library import Unfused, tensor_at
 from tilescale.deploy.manifest import OperationEntry, Variant
 from tilescale.errors import BundleError
+from tilescale.spec.contraction import contracts, gathered_operand
 from tilescale.spec.result import kind_of
 from tilescale.spec.views import PartialView
 
@@ -158,12 +159,18 @@ class Operation:
             if len(value.shape) != declared.ndim:
                 raise BundleError(f"{OPERANDS[index]} has {declared.ndim} dimensions", len(value.shape), "reshape it")
         if self._spec.operation.compute == "gemm":
-            k, b = inputs[0].shape[1], inputs[1]
+            k, b = self._rows_of_b(inputs[0].shape[1]), inputs[1]
             as_weight = self._spec.inputs[1].order == "col" and b.shape[0] != k and b.shape[1] == k
             found[1] = b.t() if as_weight else b
             if found[1].shape[0] != k:
                 raise BundleError(f"a has as many columns as b has rows: {k}", found[1].shape[0], "pass such tensors")
         return found
+
+    def _rows_of_b(self, columns: int) -> int:
+        """Of this rank, where its A has `columns`: one of them is a shard where the contraction is gathered."""
+        if not contracts(self._spec):
+            return columns
+        return columns // self._world if gathered_operand(self._spec) else columns * self._world
 
     def _wrap(self, result: Any, mesh: Any, inputs: Sequence[Any]) -> Any:
         """The local result as a DTensor placed as declared. Shards of a sum may be uneven: the sum says how large it is."""

@@ -11,6 +11,7 @@ import numpy as np
 from tilescale.arguments import check_schedule, check_spec
 from tilescale.arguments import shown as as_text
 from tilescale.codegen.emit import emit
+from tilescale.codegen.product import factors
 from tilescale.codegen.program import COUNTER_BYTES, STATE_BYTES, ProgramLaunch, TensorMapSpec
 from tilescale.codegen.table import STEP, pack_arguments
 from tilescale.deploy.tensors import NAMES
@@ -32,7 +33,7 @@ from tilescale.runtime.scaled import Scaled, scaled
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.declaration import Spec
 from tilescale.spec.result import Factor, Result, deviation, result_of
-from tilescale.spec.tensor import ITEMSIZE, Tensor
+from tilescale.spec.tensor import Tensor
 
 CALLS = 3
 TIME_LIMIT_NS = 10**9
@@ -210,14 +211,12 @@ class Run:
                               for slot, offset in ((copy.source, copy.source_offset), (copy.target, copy.target_offset)))
             return machine.add_copy(rank, launch.name, target, source, copy.size, launch.first_step, after, call)
         if launch.gemm is not None:
-            gemm, b = launch.gemm, self.spec.inputs[1]
-            base = self.memory[rank][gemm.buffer].address + strides.get(gemm.buffer, 0) * parity
-            target = self.memory[rank][gemm.output].address + strides.get(gemm.output, 0) * parity
+            gemm = launch.gemm
+            a, b, out = factors(self.spec, gemm)
+            at = [self.memory[rank][f.buffer].address + strides.get(f.buffer, 0) * parity + f.offset for f in (a, b, out)]
             return machine.add_library_gemm(
-                rank, launch.name, base + gemm.row * gemm.k * b.itemsize, self.memory[rank]["b"].address,
-                target + gemm.output_row * gemm.n * ITEMSIZE[gemm.output_dtype], gemm.m, gemm.n, gemm.k,
-                in_format=b.dtype, out_format=gemm.output_dtype, b_transposed=b.order == "col",
-                step=launch.first_step, after=after, call=call)
+                rank, launch.name, *at, gemm.m, gemm.n, gemm.k, in_format=b.dtype, out_format=out.dtype,
+                b_transposed=b.turned, a_transposed=a.turned, step=launch.first_step, after=after, call=call)
         if launch.kernel is None:
             raise EmulationError("a launch is a kernel, a copy or a product", launch.name)
         kernel = self.program.kernels[launch.kernel]

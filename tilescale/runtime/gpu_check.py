@@ -69,9 +69,9 @@ class Workload:
     def multiplies(self) -> bool:
         return self.spec.operation.compute == "gemm"
 
-    def whole(self, call: int) -> Any:
-        """The first operand of this rank's product or copy; gathered, where it is that of several ranks."""
-        return self._load(self._result.terms[0][0], call)
+    def whole(self, call: int, operand: int = 0) -> Any:
+        """An operand of this rank's product or copy; gathered, where it is that of several ranks."""
+        return self._load(self._result.terms[0][operand], call)
 
     def poison(self) -> None:
         """Make sure that no output is right before it is written."""

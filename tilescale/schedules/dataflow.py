@@ -11,10 +11,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tilescale.schedules.agents import CALLER, Model, Work
+from tilescale.schedules.contracting import Sums
 from tilescale.schedules.following import Following
 from tilescale.schedules.footprint import describe
 from tilescale.schedules.order import Run
-from tilescale.schedules.plan import Clear, Gemm, Reduce, Region, Sum
+from tilescale.schedules.plan import Clear, Contract, Gemm, Reduce, Region, Sum
 from tilescale.schedules.story import Counterexample, Place
 
 OPERAND, PRODUCT, PART, OTHER, ZERO = "operand", "product", "part", "other", "zero"
@@ -81,6 +82,7 @@ class DataFlow(Following):
     def __init__(self, model: Model, run: Run) -> None:
         super().__init__(model, run)
         self.memory: dict[tuple[int, str, int], Contents] = {}
+        self.sums = Sums(model.plan.goal)
 
     def _contents(self, rank: int, buffer: str, call: int) -> Contents:
         key = (rank, buffer, call % self.versions[buffer])
@@ -140,6 +142,8 @@ class DataFlow(Following):
         step = work.step
         if isinstance(step, Gemm):
             return self._gemm(rank, work, step, call)
+        if isinstance(step, Contract):
+            return self._contract(rank, work, step, call)
         if isinstance(step, Sum):
             return self._sum(rank, work, step, call)
         if isinstance(step, Clear):
@@ -219,6 +223,23 @@ class DataFlow(Following):
             begin = step.out.offset + first // row * out_row
             shift = (low + value.shift) // row * out_row - begin
             target.write(begin, step.out.offset + last // row * out_row, Value(kind, shift, call, value.ranks))
+        return None
+
+    def _contract(self, rank: int, work: Work, step: Contract, call: int) -> Counterexample | None:
+        """A segment of the operand times the same of the local one; the last of a group has taken all of it."""
+        pieces, local = self._read(step.segment, call), self._read(step.local, call)
+        for region, found in ((step.segment, pieces), (step.local, local)):
+            if not _filled(found, region, call):
+                return self._unwritten(rank, work, region, call)
+        for piece in pieces:
+            if piece[2].kind != OPERAND:
+                return self._refuse(rank, work, call, step.segment, "must read the operand; it reads " + _told(piece))
+        held = [(low, high, value.shift) for low, high, value in pieces]
+        wrong = self.sums.add((rank, work.launch, work.role), step, held)
+        if wrong is not None:
+            return self._refuse(rank, work, call, step.segment, wrong)
+        if step.last:
+            self._contents(step.out.rank, step.out.buffer, call).write(0, step.out.size, Value(PRODUCT, 0, call))
         return None
 
     def _read(self, region: Region, call: int) -> list[Piece]:

@@ -8,9 +8,11 @@ from math import prod
 from typing import Any
 
 from tilescale.schedules.boxes import Box, Grids, axes, box_of, grid_of, meet, remaining, span
+from tilescale.schedules.contracting import Problem, check_contract, check_groups
 from tilescale.schedules.plan import (
     Buffer,
     Clear,
+    Contract,
     Copy,
     Gemm,
     Launch,
@@ -39,6 +41,8 @@ def accesses(step: Step) -> tuple[tuple[Region, bool], ...]:
         return ((step.dst, True),)
     if isinstance(step, Sum):
         return (*((src, False) for src in step.srcs), (step.dst, True))
+    if isinstance(step, Contract):  # a group stores tile by tile, as early as in its first step
+        return ((step.a, False), (step.b, False), *(((step.out, True),) if step.first else ()))
     if isinstance(step, Gemm):
         return ((step.a, False), (step.b, False), (step.out, True))
     return ()
@@ -68,6 +72,9 @@ def describe(step: Step) -> str:
         return f"Sum of {', '.join(map(_region, step.srcs))} to {_region(step.dst)}"
     if isinstance(step, Gemm):
         return f"Gemm {step.m}x{step.n}x{step.k} of {_region(step.a)} to {_region(step.out)}"
+    if isinstance(step, Contract):
+        place = "".join(word for word, there in ((", first", step.first), (", last", step.last)) if there)
+        return f"Contract {step.m}x{step.n}x{step.k} of {_region(step.segment)} from {step.at}{place}"
     if isinstance(step, Signal):
         return f"Signal +{step.value} to counter {step.counter} of rank {step.rank}"
     return f"Wait for {step.value} on counter {step.counter}"
@@ -127,6 +134,8 @@ def _check_goal(plan: Plan) -> Counterexample | None:
     largest = max(b - a for a, b in pairwise(starts)) // goal.row_bytes * goal.output_row_bytes
     # Where nothing reaches a peer, each rank has the rows of its own shard.
     partly = goal.reduces or not any(b.peer_visible for b in plan.buffers)
+    if goal.contracts:
+        whole = size  # any number of rows: those of a local operand
     if rest or any(s % goal.row_bytes for s in starts) or size not in ((whole, largest) if partly else (whole,)):
         return Counterexample(
             "structure",
@@ -177,6 +186,9 @@ def _check_launch(rank: int, launch: Launch, seen: set[str]) -> Counterexample |
                 f"a role has at least one block, a copy engine or library call exactly one; got {role.blocks}",
                 Place(rank, launch.name, role.name),
             )
+        problem = check_groups(role)
+        if problem:
+            return _refuse(*problem, Place(rank, launch.name, role.name))
     return None
 
 
@@ -187,9 +199,6 @@ def places(plan: Plan) -> Iterator[tuple[Place, Role, Step]]:
             yield Place(rank, launch.name, role.name, number), role, step
 
 
-Problem = tuple[str, str]  # rule, message
-
-
 def check_steps(plan: Plan) -> Counterexample | None:
     """Bounds, peer visibility, ranks, counters, and shapes of every step."""
     buffers, grids = {b.name: b for b in plan.buffers}, Grids(plan)
@@ -198,6 +207,7 @@ def check_steps(plan: Plan) -> Counterexample | None:
         Reduce: _check_reduce,
         Clear: lambda plan, rank, step: None,
         Gemm: _check_gemm,
+        Contract: check_contract,
         Sum: _check_sum,
         Signal: _check_signal,
         Wait: _check_wait,
@@ -301,6 +311,8 @@ def _check_wait(plan: Plan, rank: int, step: Wait) -> Problem | None:
 def _check_gemm(plan: Plan, rank: int, step: Gemm) -> Problem | None:
     goal, (m, n, k) = plan.goal, (step.m, step.n, step.k)
     row = goal.product_row_bytes
+    if goal.contracts:
+        return "gemm_shape", "where a contraction is gathered, products are parts of it"
     if min(m, n, k) < 1 or step.a.size != m * goal.row_bytes or step.out.size != m * row:
         return "gemm_shape", (
             f"a and out must be {m} rows of {goal.row_bytes} and {row} bytes; got "

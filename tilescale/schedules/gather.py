@@ -37,7 +37,12 @@ class Shape:
 
 
 class RankPlan:
-    """Builds the launches of one rank."""
+    """Builds the launches of one rank.
+
+    `one_product`: all that arrives becomes one product, which waits for it itself, even beside copies on streams.
+    """
+
+    one_product = False
 
     def __init__(self, geo: Geometry, shape: Shape, rank: int) -> None:
         self.geo, self.shape, self.rank = geo, shape, rank
@@ -227,13 +232,19 @@ def lower_chunked(plan: RankPlan) -> None:
     """Copies on `depth` streams, chunk by chunk; work on stream 0 as chunks have arrived from every rank."""
     geo, shape = plan.geo, plan.shape
     _stage_chunks(plan, [1 + c.index % shape.depth for c in geo.chunks])
-    plan.work("own", 0, [plan.own_rows()])
+    if not plan.one_product:
+        plan.work("own", 0, [plan.own_rows()])
     for chunk in geo.chunks:
-        tail = _communicate(plan, chunk, 1 + chunk.index % shape.depth)
+        tail = _communicate(plan, chunk, 1 + chunk.index % shape.depth, plan.one_product)
+        if plan.one_product:
+            continue
         _receive(plan, [chunk], [tail])
         if geo.gathers:
             received = [plan.received_rows(t) for t in plan.incoming if t.chunk == chunk.index]
             plan.work(f"work.{chunk.index}", 0, received, () if geo.push else [tail])
+    if plan.one_product:
+        role = Role("work", "blocks", shape.work_blocks, tuple(plan.segments(waits=True)))
+        plan.add("work", 0, [role], work=True, family="gemm")
     _release(plan)
     plan.finish()
 
@@ -281,16 +292,16 @@ def _stage_chunks(plan: RankPlan, streams: Sequence[int]) -> None:
             plan.add(name, stream, [Role(name, "blocks", plan.gang, steps)])
 
 
-def _communicate(plan: RankPlan, chunk: Chunk, stream: int) -> str:
-    """All transfers of one chunk on `stream`; the name of the launch after which they are complete."""
+def _communicate(plan: RankPlan, chunk: Chunk, stream: int, local: bool = False) -> str:
+    """All transfers of one chunk on `stream`; the name of the launch after which they are complete. `local`: see after."""
     transfers = [t for t in (plan.outgoing if plan.geo.push else plan.incoming) if t.chunk == chunk.index]
     name = f"comm.{chunk.index}"
     before = [s for t in transfers for s in plan.before(t)]
-    after = [s for t in transfers for s in plan.after(t, local=False)]
+    after = [s for t in transfers for s in plan.after(t, local)]
     if not plan.shape.engine:
         steps: list[Step] = []
         for t in transfers:
-            steps += [*plan.before(t), plan.move(t), *plan.after(t, local=False)]
+            steps += [*plan.before(t), plan.move(t), *plan.after(t, local)]
         return plan.add(name, stream, [Role(name, "blocks", plan.gang, tuple(steps))])
     if before:
         plan.small(f"{name}.wait", stream, before)

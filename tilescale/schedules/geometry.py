@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilescale.errors import PlanError
-from tilescale.schedules.plan import Buffer, Copy, Gemm, Goal, Region
+from tilescale.schedules.plan import Buffer, Contract, Copy, Gemm, Goal, Region
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
 
@@ -86,7 +86,7 @@ class Geometry:
         size = self.output_row_bytes
         return Region("out", rank, (source * self.rows + chunk.first) * size, chunk.rows * size)
 
-    def consume(self, rank: int, source: int, chunk: Chunk, operand: Region) -> Copy | Gemm:
+    def consume(self, rank: int, source: int, chunk: Chunk, operand: Region) -> Copy | Gemm | Contract:
         """The step that turns `operand`, the chunk of `source`, into output rows."""
         target = self.output(rank, source, chunk)
         if not self.computes:

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from tilescale.schedules import legal, tile
 from tilescale.schedules.algorithms import ALGORITHMS
+from tilescale.schedules.contraction import ContractionPlan, contraction
 from tilescale.schedules.exchange import ExchangePlan, ExchangeShape, exchange_fused, exchange_none
 from tilescale.schedules.exchange import counters as exchange_counters
 from tilescale.schedules.exchanges import exchange_geometry, exchanges
@@ -18,6 +19,7 @@ from tilescale.schedules.reduce import SumPlan, SumShape, counters, sum_chunked,
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import geometry_of, sums
 from tilescale.schedules.transports import TRANSPORTS
+from tilescale.spec.contraction import contracts
 from tilescale.spec.op import Spec
 
 COPY_THREADS = 512
@@ -113,7 +115,7 @@ def _structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
         return _sum_structure(spec, schedule, share)
     if exchanges(spec):
         return _exchange_structure(spec, schedule, share)
-    geo = geometry(spec, schedule)
+    geo = contraction(spec, schedule) if contracts(spec) else geometry(spec, schedule)
     transport = TRANSPORTS[schedule.transport]
     shape = Shape(
         algorithm=ALGORITHMS[schedule.algorithm], order=schedule.chunk_order, overlap=schedule.overlap,
@@ -122,7 +124,7 @@ def _structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
         copy_shared=transport.shared_bytes + WINDOW_BYTES, work_threads=0, work_shared=0)
     ranks = []
     for rank in range(spec.world):
-        plan = RankPlan(geo, shape, rank)
+        plan = (ContractionPlan if contracts(spec) else RankPlan)(geo, shape, rank)
         _OVERLAPS[schedule.overlap](plan)
         ranks.append(tuple(plan.launches))
     gpu = spec.topology.gpu

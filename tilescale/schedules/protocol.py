@@ -15,7 +15,7 @@ from math import gcd
 from tilescale import canon
 from tilescale.schedules.boxes import Grids, pitches, walk_of
 from tilescale.schedules.footprint import accesses, counter_totals
-from tilescale.schedules.plan import Buffer, Copy, Gemm, Plan, Reduce, Region, Role, Signal, Step, Sum, Wait
+from tilescale.schedules.plan import Buffer, Contract, Copy, Gemm, Plan, Reduce, Region, Role, Signal, Step, Sum, Wait
 
 Form = tuple[object, ...]
 
@@ -50,6 +50,7 @@ def protocol(plan: Plan) -> Form:
         plan.goal.computes,
         plan.goal.reduces,
         plan.goal.scattered,
+        plan.goal.contracts,
         plan.goal.part_row_bytes > 0,
         tuple(units.scale(plan.goal.operand, s) for s in plan.goal.starts),
         *(units.region(region, numbers) for piece in plan.goal.pieces for region in piece),
@@ -64,9 +65,13 @@ class _Units:
     def __init__(self, plan: Plan) -> None:
         goal = plan.goal
         self.local = {step.b.buffer for _, step in _steps(plan) if isinstance(step, Gemm)}
+        contracts = [step for _, step in _steps(plan) if isinstance(step, Contract)]
+        self.local |= {region.buffer for step in contracts for region in (step.local, step.out)}  # always whole
+        self.operand, self.row = goal.operand, goal.row_bytes
         rows = {b.name: goal.row_bytes for b in plan.buffers} | _product_rows(plan)
         grain = 0
         lengths = [(goal.operand, s) for s in goal.starts]
+        lengths += [(goal.operand, step.at * goal.row_bytes) for step in contracts]
         lengths += [(b.name, b.size) for b in plan.buffers if b.name not in self.local]
         regions = [region for _, step in _steps(plan) for region, _ in accesses(step)]
         for region in (*regions, *(region for piece in goal.pieces for region in piece)):
@@ -87,6 +92,10 @@ class _Units:
 
     def whole(self, buffer: str, size: int) -> int:
         return 1 if buffer in self.local else self.scale(buffer, size)
+
+    def at(self, step: Contract) -> int:
+        """Where a segment begins, in units of the operand."""
+        return self.scale(self.operand, step.at * self.row)
 
     def grid(self, buffer: Buffer) -> Form:
         """The dimensions of a grid, the innermost in units."""
@@ -164,6 +173,7 @@ def _step(step: Step, units: _Units, numbers: dict[str, int], free: frozenset[tu
     return (
         type(step).__name__.lower(),
         *((step.dst.size == step.srcs[0].size,) if isinstance(step, Sum) else ()),  # decides how blocks share it
+        *((step.gathered, units.at(step), step.first, step.last) if isinstance(step, Contract) else ()),
         *(units.region(region, numbers) for region, _ in accesses(step)),
     )
 
@@ -249,6 +259,8 @@ class _View:
         if isinstance(step, Wait):
             return ("wait", self.counter(rank, step.counter), step.value)
         regions = [self.region(region) for region, _ in accesses(step)]
+        if isinstance(step, Contract):
+            return ("contract", step.gathered, step.first, step.last, *regions)
         if isinstance(step, Sum):  # of which the order of the sources is no part: every rank adds in the same order
             regions = [*sorted(regions[:-1]), regions[-1], (step.dst.size == step.srcs[0].size,)]
         return (type(step).__name__.lower(), *regions)

@@ -28,7 +28,6 @@ OPERATIONS.register(
         link_bytes=_link_bytes,
         moves=(Move("gather", 0, 1),),
         compute="gemm",
-        remedy="ag_gemm_k has no kernels: declare redistribute of the transposed A from FullRow to Replicate "
-        "(all_gather), then call torch.matmul",
+        kernels=True,
     )
 )

@@ -28,7 +28,6 @@ OPERATIONS.register(
         link_bytes=_link_bytes,
         moves=(Move("gather", 1, 0),),
         compute="gemm",
-        remedy="weight_gather_gemm has no kernels: declare redistribute of B from FullRow to Replicate (all_gather), "
-        "then call torch.matmul",
+        kernels=True,
     )
 )

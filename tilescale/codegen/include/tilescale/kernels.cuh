@@ -18,6 +18,7 @@
 #include "copy.cuh"
 #include "gemm_store.cuh"
 #include "gemm.cuh"
+#include "contract.cuh"
 #include "small_m.cuh"
 
 namespace ts {
@@ -25,14 +26,14 @@ namespace ts {
 template <class C> TS_DEV void walk(const Call& call, const Block& me, const Maps& maps, u8* smem) {
   if constexpr (C::has_copy && C::has_gemm) {
     if (me.role == kGemmRole) {
-      gemm_role<C>(call, maps, me, smem);
+      product_role<C>(call, maps, me, smem);
     } else {
       copy_role<C>(call, me, smem);
     }
   } else if constexpr (C::has_small_m) {
     small_role<C>(call, maps, me, smem);
   } else if constexpr (C::has_gemm) {
-    gemm_role<C>(call, maps, me, smem);
+    product_role<C>(call, maps, me, smem);
   } else {
     copy_role<C>(call, me, smem);
   }
