@@ -27,7 +27,9 @@ from leftovers import leftovers
 from tilescale.codegen.emit import emit
 from tilescale.codegen.program import Program
 from tilescale.codegen.table import KIND_SIGNAL, STEP
+from tilescale.runtime import baselines
 from tilescale.runtime.gpu_runner import GpuRunner
+from tilescale.runtime.sampling import slowest
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import Space
 from tilescale.spec.op import Spec, matmul, redistribute
@@ -68,6 +70,11 @@ def without_signal(program: Program) -> Program:
                 launches[at] = dataclasses.replace(launch, steps=rows.hex())
                 return dataclasses.replace(program, ranks=(tuple(launches), *program.ranks[1:]))
     raise ValueError("the program signals no other rank")
+
+
+def apart(pairs: list[list[float]]) -> float:
+    """Median of how far the values of a pair are apart, in percent."""
+    return statistics.median(100 * abs(a - b) / a for a, b in pairs)
 
 
 def loop(ranks: int) -> None:
@@ -121,7 +128,13 @@ class Checks:
                 runner.measure(spec, [best])
                 pairs = [[m.value_us for m in runner.measure(spec, [best, best])] for _ in range(20)]
                 row["values_us"] = [[round(v, 2) for v in pair] for pair in pairs]
-                row["median_percent"] = statistics.median(100 * abs(a - b) / a for a, b in pairs)
+                row["median_percent"] = apart(pairs)
+            with self.part("stability in turn", 120) as row:
+                same = baselines.unfused_schedule(spec)  # the schedule and the baseline are one program
+                rounds = runner.race(spec, [same], ["unfused"], rounds=20)
+                pairs = [[statistics.median(slowest(found[n])) for n in (same.digest, "unfused")] for found in rounds]
+                row["values_us"] = [[round(v, 2) for v in pair] for pair in pairs]
+                row["median_percent"] = apart(pairs)
             with self.part("baselines", 120) as row:
                 row.update({n: round(t.value_us, 1) if t.ok else t.message for n, t in runner.baselines(spec).items()})
             with self.part("race", 120) as row:

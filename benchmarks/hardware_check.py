@@ -1,280 +1,178 @@
-"""Every generated kernel family on one GPU, ranks as threads of this process: right on exact integers, and how long.
+"""Every kind of generated schedule of every shipped operation on one GPU, in rank processes: right, and as emulated?
 
-    python benchmarks/hardware_check.py [-o FILE]
+    python benchmarks/hardware_check.py [-o FILE] [--ranks 4,8] [--only TEXT] [--no-emulation]
 
-Three calls each. Library products are no kernel family: check_runner.py checks schedules with them, in rank processes.
-The shapes are those that the emulator runs (smaller tables, the same binaries) and one large one a family. Times are of
-ranks that share a GPU without a barrier before each sample: for orientation only, and so they are not stored as measured.
+A kind is what chooses the code that runs: algorithm, transport, direction, overlap, clusters, split contraction, few rows,
+and where operands lie. Of each, one schedule is run three times on the smallest workload of the recipes (small integers
+exactly, random numbers within the bound), and so is the size that the emulator takes it at: there both sides run the
+same binaries, on integers whose sums are exact, so both must give the bits of the reference. Ranks share the GPU: 4 in
+the scale model of 8xH200-NVSwitch, which charges every remote byte to its links, others without charges. Times are of
+a few samples, for orientation. Results are written as they come; exit 1 where something is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
-import os
-import threading
-import time
-from collections.abc import Sequence
-from dataclasses import replace
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # streams of several ranks must not queue behind each other
-os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")  # nothing is loaded while kernels wait for each other
-
 import common
-import torch
 
-from tilescale.codegen.cache import Binary
-from tilescale.codegen.compile import Compiler, Source
 from tilescale.codegen.emit import emit
-from tilescale.deploy.cuda_driver import CudaDriver
-from tilescale.deploy.launch import PreparedOperation
-from tilescale.deploy.modules import Modules
+from tilescale.commands.worlds import shipped, targets_for
+from tilescale.errors import TilescaleError
+from tilescale.runtime.emulate import emulate
+from tilescale.runtime.gpu_runner import GpuRunner
+from tilescale.runtime.measure import Measurement
+from tilescale.runtime.sampling import Bounds
 from tilescale.runtime.scaled import scaled
-from tilescale.schedules.lower import lower
 from tilescale.schedules.schedule import Schedule
-from tilescale.spec.op import Spec, matmul, redistribute
-from tilescale.spec.tensor import Tensor
+from tilescale.schedules.space import Space
+from tilescale.spec.op import Spec
 from tilescale.spec.topology import Topology
-from tilescale.spec.views import FullCol, FullRow, Replicate
 
-CALLS = 3
-TIME_LIMIT_S = 2.0
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "int32": torch.int32}
+FEW = Bounds(minimum=4, maximum=4, batch=4, warmup=1)
+CHARGED = 4  # ranks in the scale model
 
 
-class Peers(CudaDriver):
-    """Ranks are threads of one process, so a handle is an address."""
-
-    def export_memory(self, address: int) -> bytes:
-        return address.to_bytes(8, "little")
-
-    def open_memory(self, handle: bytes) -> int:
-        return int.from_bytes(handle[:8], "little")
-
-    def close_memory(self, address: int) -> None:
-        pass
+def kind(schedule: Schedule) -> tuple[str, ...]:
+    """The words that name the code a schedule runs."""
+    some = {
+        "clusters": schedule.cluster_m > 1,
+        "split contraction": schedule.split_k > 1,
+        "few rows": 0 < schedule.block_m < 64,
+    }
+    words = (schedule.algorithm, schedule.transport, schedule.direction, schedule.overlap)
+    return (*words, *(name for name, holds in some.items() if holds))
 
 
-class Meeting:
-    """An exchange between threads."""
-
-    def __init__(self, world: int) -> None:
-        self.barrier, self.slots = threading.Barrier(world, timeout=60), [b""] * world
-
-    def of(self, rank: int) -> Any:
-        def exchange(mine: bytes) -> Sequence[bytes]:
-            self.slots[rank] = mine
-            self.barrier.wait()
-            answers = list(self.slots)
-            self.barrier.wait()
-            return answers
-
-        return exchange
+def sample(spec: Spec) -> dict[tuple[str, ...], Schedule]:
+    """The middle generated schedule of every kind."""
+    kinds: dict[tuple[str, ...], list[Schedule]] = {}
+    for each in Space(spec):
+        if each.compute == "generated":
+            kinds.setdefault(kind(each), []).append(each)
+    return {name: found[len(found) // 2] for name, found in sorted(kinds.items())}
 
 
-def prepared(spec: Spec, program: Any, binaries: dict[str, bytes]) -> list[PreparedOperation]:
-    meeting, made = Meeting(spec.world), [None] * spec.world
-    failures: list[BaseException] = []
-
-    def make(rank: int) -> None:
-        try:
-            driver = Peers(0)
-            made[rank] = PreparedOperation(
-                spec,
-                program,
-                rank,
-                driver,
-                meeting.of(rank),
-                Modules(driver, binaries),
-                time_limit_s=TIME_LIMIT_S,
-            )
-        except BaseException as error:  # noqa: BLE001 (raised again by the caller)
-            failures.append(error)
-            meeting.barrier.abort()
-
-    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(spec.world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-    return made
+def workloads(recipes: Path, topology: Topology) -> Iterator[Spec]:
+    """The smallest shipped workload of every operation that has kernels, with operands of both placements; products of
+    few and of many rows count as two, and so do tensors of two and of four dimensions."""
+    smallest: dict[tuple[str, ...], Spec] = {}
+    for path in shipped(recipes):
+        for target in targets_for(path, topology.ranks):
+            spec = dataclasses.replace(target.spec, topology=topology)
+            sizes = spec.inputs[0].sizes
+            key = (spec.op, *spec.then, str(len(sizes)), str(sizes[0] < 64 and spec.local))
+            if spec.kernels and (key not in smallest or _work(spec) < _work(smallest[key])):
+                smallest[key] = spec
+    for spec in smallest.values():
+        for placement in ("ordinary",) if spec.local else ("ordinary", "symmetric"):
+            yield dataclasses.replace(spec, placement=placement)
 
 
-def integers(shape: Sequence[int], dtype: str, generator: torch.Generator) -> torch.Tensor:
-    return torch.randint(-2, 3, tuple(shape), device="cuda", generator=generator).to(DTYPES[dtype])
+def _work(spec: Spec) -> tuple[int, int]:
+    return spec.flops, spec.link_bytes
 
 
-def run(spec: Spec, schedule: Schedule, plan: Any, compiler: Compiler, timed: bool) -> dict[str, Any]:
-    """Three calls, checked; with `timed` also a rough time."""
-    program = emit(spec, schedule, plan)
-    binaries = {}
-    found = compiler.compile([Source(k.text, k.entry, k.arch) for k in program.kernels])
-    for kernel, binary in zip(program.kernels, found, strict=True):
-        if not isinstance(binary, Binary):
-            return {"status": "compile_error", "message": str(binary)}
-        binaries[kernel.digest] = binary.cubin
-    operations = prepared(spec, program, binaries)
-    streams = [torch.cuda.Stream() for _ in range(spec.world)]
-    generator = torch.Generator("cuda").manual_seed(0)
-    wrong = 0
-    a, b, out = spec.inputs[0], spec.inputs[1] if len(spec.inputs) > 1 else None, spec.output
-    result: dict[str, Any] = {}
+def emulated(spec: Spec, schedule: Schedule) -> str:
+    """What the emulator says of the same schedule: "ok", or what is wrong."""
     try:
-        for _ in range(CALLS):
-            shards = [integers(a.local_shape(r, spec.world), a.dtype, generator) for r in range(spec.world)]
-            weights = []
-            outputs = []
-            for r in range(spec.world):
-                if b is not None:
-                    k, n = b.local_shape(r, spec.world)
-                    weights.append(integers((n, k) if b.order == "col" else (k, n), b.dtype, generator))
-                shape = out.local_shape(r, spec.world)
-                outputs.append(torch.full(shape, 77, device="cuda").to(DTYPES[out.dtype]))
-            for r, operation in enumerate(operations):
-                place = operation.operand("a")
-                if place is not None:
-                    flat = shards[r].contiguous().view(torch.uint8).flatten()
-
-                    class Memory:
-                        __cuda_array_interface__ = {
-                            "shape": (flat.numel(),),
-                            "typestr": "|u1",
-                            "data": (place, False),
-                            "version": 3,
-                        }
-
-                    torch.as_tensor(Memory(), device="cuda").copy_(flat)
-            torch.cuda.synchronize()
-            operands = []
-            for r, operation in enumerate(operations):
-                values = {"a": operation.operand("a") or shards[r].data_ptr(), "out": outputs[r].data_ptr()}
-                if b is not None:
-                    values["b"] = weights[r].data_ptr()
-                operands.append(values)
-            for r, operation in enumerate(operations):
-                operation(operands[r], streams[r].cuda_stream)
-            for r, operation in enumerate(operations):
-                operation.check(streams[r].cuda_stream)
-            whole = torch.cat(shards).double()
-            for r in range(spec.world):
-                reference = whole
-                if b is not None:
-                    reference = whole @ (weights[r].double().T if b.order == "col" else weights[r].double())
-                wrong += int((outputs[r] != reference.to(DTYPES[out.dtype])).sum())
-        result = {"status": "ok" if wrong == 0 else "wrong_result", "wrong": wrong}
-        if timed and wrong == 0:
-            repeats = 10
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(repeats):
-                for r, operation in enumerate(operations):
-                    operation(operands[r], streams[r].cuda_stream)
-            torch.cuda.synchronize()
-            result["rough_us"] = round((time.perf_counter() - start) / repeats * 1e6, 1)
-    except Exception as error:  # noqa: BLE001 (a row says what failed, and the others go on)
-        result = {"status": "failed", "message": f"{type(error).__name__}: {error}"[:400]}
-    torch.cuda.synchronize()
-    threads_close(operations)
-    return result
+        run = emulate(spec, schedule)
+    except TilescaleError as error:
+        return str(error)[:300]
+    return "ok" if run.ok else run.report[:300]
 
 
-def threads_close(operations: list[PreparedOperation]) -> None:
-    """Closing is collective, so every rank does it in a thread of its own."""
-    threads = [threading.Thread(target=operation.close) for operation in operations]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def said(measure: Callable[[], Measurement]) -> str | list[float]:
+    """The samples in us where everything was right, or what was not."""
+    try:
+        found = measure()
+    except TilescaleError as error:
+        return str(error)[:300]
+    return [round(us, 2) for us in found.calls_us] if found.ok else f"{found.status}: {found.message[:300]}"
 
 
-def families() -> dict[str, tuple[Spec, Schedule]]:
-    topology = Topology.scale_model("8xH200-NVSwitch", ranks=4)
+class Check:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.rows = options, list[dict[str, Any]]()
 
-    def product(order: str = "col", dtype: str = "bfloat16", out: str | None = None, inputs: str = "ordinary") -> Spec:
-        return matmul(
-            Tensor((4096, 8192), dtype, FullRow),
-            Tensor((8192, 10240), dtype, FullCol, order=order),
-            out=FullCol,
-            topology=topology,
-            out_dtype=out,
-            inputs=inputs,
-        )
+    def on(self, topology: Topology, pool: ProcessPoolExecutor | None) -> None:
+        """Measure first, all on `topology`; emulating would disturb the ranks' processes."""
+        pending: list[tuple[dict[str, Any], Spec, Schedule]] = []
+        with GpuRunner(topology, bounds=FEW) as runner:
+            for spec in workloads(self.options.recipes, topology):
+                for words, schedule in sample(spec).items():
+                    name = " ".join((spec.op, *spec.then, *words, spec.placement))
+                    if self.options.only not in name:
+                        continue
+                    row = {"family": name, "ranks": topology.ranks, "topology": topology.kind, "workload": spec.label,
+                           "schedule": schedule.label, **self.measured(runner, spec, schedule)}
+                    pending.append((row, spec, schedule))
+                    self.rows.append(row)
+                    print(json.dumps(row), flush=True)
+                self.write()
+        if pool:
+            self.emulate(pool, pending)
 
-    def gather(shape: tuple[int, ...] = (4096, 8192), dtype: str = "bfloat16", inputs: str = "ordinary") -> Spec:
-        return redistribute(Tensor(shape, dtype, FullRow), Replicate, topology=topology, inputs=inputs)
+    def measured(self, runner: GpuRunner, spec: Spec, schedule: Schedule) -> dict[str, Any]:
+        small = scaled(spec, schedule)
+        program = emit(small.spec, small.schedule, small.plan)  # which the space may lack: tiles are not those of its size
+        found: dict[str, Any] = {
+            "small": said(lambda: runner.measure_program(small.spec, small.schedule, program)),
+            "whole": said(lambda: runner.measure(spec, [schedule])[0]),
+        }
+        if isinstance(found["whole"], list):
+            found["samples_us"] = found["whole"]
+        return {name: "ok" if isinstance(value, list) and name != "samples_us" else value for name, value in found.items()}
 
-    fused = Schedule(
-        overlap="fused",
-        compute="generated",
-        chunk_rows=256,
-        depth=2,
-        num_comm_blocks=4,
-        block_m=128,
-        block_n=256,
-        block_k=64,
-        num_stages=4,
-        raster_group=8,
-    )
-    small = replace(fused, block_m=64, block_n=128, num_stages=3)
-    copy = Schedule(overlap="fused", compute="generated", chunk_rows=256, depth=2, num_comm_blocks=4)
-    none = {"overlap": "none", "chunk_rows": 0, "depth": 1}
-    found: dict[str, tuple[Spec, Schedule]] = {}
-    for transport in ("peer_copy", "tma", "copy_engine"):
-        blocks = {"num_comm_blocks": 0} if transport == "copy_engine" else {}
-        for direction in ("push", "pull"):
-            base = {"transport": transport, "direction": direction, **blocks}
-            name = f"{transport} {direction}"
-            found[f"ag_gemm fused {name}"] = (product(), replace(fused, **base))
-            found[f"ag_gemm chunked {name}"] = (product(), replace(small, **base, overlap="chunked"))
-            found[f"ag_gemm none {name}"] = (product(), replace(fused, **base, **none))
-            found[f"all_gather none {name}"] = (gather(), replace(copy, **base, **none))
-            if transport != "copy_engine" or direction == "push":
-                found[f"all_gather fused {name}"] = (gather(), replace(copy, **base))
-    found["ag_gemm row-major B"] = (product("row"), fused)
-    found["ag_gemm row-major B small"] = (product("row"), small)
-    found["ag_gemm fp16 to fp32"] = (product(dtype="float16", out="float32"), small)
-    found["ag_gemm symmetric pull tma"] = (
-        product(inputs="symmetric"),
-        replace(fused, direction="pull", transport="tma"),
-    )
-    found["all_gather odd bytes"] = (gather((4092, 3)), copy)
-    found["all_gather int32 symmetric pull"] = (
-        gather((4096, 64), "int32", "symmetric"),
-        replace(copy, direction="pull"),
-    )
-    return found
+    def emulate(self, pool: ProcessPoolExecutor, pending: list[tuple[dict[str, Any], Spec, Schedule]]) -> None:
+        jobs: list[Future[str]] = [pool.submit(emulated, spec, schedule) for _, spec, schedule in pending]
+        for (row, _, _), job in zip(pending, jobs, strict=True):
+            row["emulated"] = job.result()
+            if row["emulated"] != "ok":
+                print(json.dumps(row), flush=True)
+        self.write()
+
+    def write(self) -> None:
+        if self.options.output:
+            summary = {"families": len(self.rows), "right": sum(map(right, self.rows))}
+            text = json.dumps({**common.header("hardware_check"), **summary, "rows": self.rows}, indent=1)
+            self.options.output.write_text(text + "\n")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-o", "--output", type=Path)
-    parser.add_argument("--only", default="")
-    arguments = parser.parse_args()
-    torch.cuda.init()
-    torch.zeros(1, device="cuda")
-    rows = {}
-    print(torch.cuda.get_device_name(), torch.__version__, flush=True)
-    with Compiler(workers=8) as compiler:
-        for name, (spec, schedule) in families().items():
-            if arguments.only not in name:
-                continue
-            small = scaled(spec, schedule)
-            row = {"small": run(small.spec, small.schedule, small.plan, compiler, False)}
-            if row["small"]["status"] in ("ok", "wrong_result"):
-                row["large"] = run(spec, schedule, lower(spec, schedule), compiler, True)
-            rows[name] = row
-            print(f"{name:44s} {row}", flush=True)
-            if arguments.output:
-                arguments.output.write_text(
-                    json.dumps({**common.header("hardware_check"), "rows": rows}, indent=1) + "\n"
-                )
-    good = sum(all(part["status"] == "ok" for part in row.values()) and len(row) == 2 for row in rows.values())
-    print(f"{good} of {len(rows)} families right")
+def right(row: dict[str, Any]) -> bool:
+    return row["small"] == row["whole"] == row.get("emulated", "ok") == "ok"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE")
+    parser.add_argument("--ranks", default="4,8", help="numbers of ranks, joined by commas")
+    parser.add_argument("--only", default="", metavar="TEXT", help="families whose name holds this")
+    parser.add_argument("--no-emulation", action="store_true", help="where there is no C++ compiler")
+    parser.add_argument("--jobs", type=int, default=12, help="emulations side by side")
+    parser.add_argument("--recipes", type=Path, default=common.ROOT / "recipes")
+    check = Check(parser.parse_args())
+    pool = None if check.options.no_emulation else ProcessPoolExecutor(check.options.jobs)
+    try:
+        for ranks in map(int, check.options.ranks.split(",")):
+            model = ranks == CHARGED
+            check.on(Topology.scale_model("8xH200-NVSwitch", ranks) if model else Topology.shared_gpu(ranks), pool)
+    finally:
+        check.write()
+        if pool:
+            pool.shutdown(cancel_futures=True)
+    wrong = [row for row in check.rows if not right(row)]
+    print("\n".join(f"WRONG {json.dumps(row)}" for row in wrong))
+    print(f"{len(check.rows) - len(wrong)} of {len(check.rows)} right")
+    return 1 if wrong or not check.rows else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

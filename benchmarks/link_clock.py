@@ -2,7 +2,7 @@
 
     python benchmarks/link_clock.py [-o benchmarks/results/link_clock.json]
 
-Ranks are threads of one process (see hardware_check.py). Every row is a median over samples, all of which are stored;
+Ranks are threads of one process (threads.py). Every row is a median over samples, all of which are stored;
 `ratio` is measured over modelled time.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import common
 import torch
-from hardware_check import prepared, threads_close
+from threads import prepared, threads_close
 
 from tilescale.codegen.cache import Binary
 from tilescale.codegen.compile import Compiler, Source

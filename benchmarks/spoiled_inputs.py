@@ -32,7 +32,7 @@ ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "8", "TORCH_SYMM_MEM_DISABLE_MULTI
 
 
 def chosen() -> dict[str, tuple[Any, Any]]:
-    """Spec and schedule by name: one of each algorithm, direction and overlap; those that read operands in place too."""
+    """Spec and schedule by name: one of each algorithm and direction; those that read operands in place too."""
     import tilescale as ts
     from tilescale.schedules.space import space
 
@@ -41,7 +41,7 @@ def chosen() -> dict[str, tuple[Any, Any]]:
         spec = ts.redistribute(ts.Tensor(SHAPE, "bfloat16", ts.Partial), ts.Replicate, ts.Topology.shared_gpu(RANKS),
                                inputs=placement)
         for s in space(spec, {"transport": ["peer_copy"]}):
-            name = f"{s.algorithm} {s.direction} {s.overlap}"
+            name = f"{s.algorithm} {s.direction}"
             if placement == "ordinary":
                 found.setdefault(name, (spec, s))
             elif s.direction == "pull":
@@ -162,7 +162,10 @@ def rank_main(folder: Path, rank: int, iterations: int) -> None:
     work, binaries = pickle.loads((folder / "work").read_bytes())
     with one.torch.no_grad(), one.torch.cuda.stream(one.external):
         for name, (spec, program) in work.items():
-            print(json.dumps({"name": name, "rank": rank, **one.run(spec, program, binaries, iterations)}), flush=True)
+            found = one.run(spec, program, binaries, iterations)
+            print(json.dumps({"name": name, "rank": rank, **found}), flush=True)
+            if rank == 0:
+                print(f"{name}: {found}", file=sys.stderr, flush=True)
     one.torch.distributed.barrier()
 
 

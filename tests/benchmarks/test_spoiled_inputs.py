@@ -71,9 +71,9 @@ def test_the_schedules_are_proved_ones_of_every_kind(script: Any) -> None:
     from tilescale.schedules.verify import verify
 
     found = script.chosen()
-    kinds = {f"{a} {d} {o}" for a in ("one_shot", "two_shot") for d in ("push", "pull") for o in ("none", "fused")}
+    kinds = {f"{a} {d}" for a in ("one_shot", "two_shot") for d in ("push", "pull")}
     assert kinds <= set(found)
-    assert "one_shot pull none in place" in found
+    assert "one_shot pull in place" in found
     for spec, schedule in found.values():
         assert verify(lower(spec, schedule)).ok
 

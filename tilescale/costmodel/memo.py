@@ -1,8 +1,8 @@
 """Analytic predictions, kept: a search, its model and an evaluation ask for the same ones, and the next process too.
 
-`prior` keeps them in memory, `save` on disk: a JSON file a spec in the user's cache, below a folder named after the
-source text of what predicts, so that a changed model never answers from an old file. An unreadable file counts as
-absent, and a cache that cannot be written is done without.
+`prior` keeps them in memory, `ahead` makes many at once, `save` writes them to disk: a JSON file a spec in the user's
+cache, below a folder named after the source text of what predicts, so that a changed model never answers from an old
+file. An unreadable file counts as absent, and a cache that cannot be written is done without.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import json
 import os
 import tempfile
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from tilescale import canon
 from tilescale.costmodel.analytic import Prediction, predict
+from tilescale.costmodel.workers import predict_all
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
 
@@ -53,6 +55,15 @@ def prior(spec: Spec, schedule: Schedule) -> Prediction:
         found = kept.known[schedule.digest] = predict(spec, schedule)
         kept.new += 1
     return found
+
+
+def ahead(spec: Spec, schedules: Sequence[Schedule], progress: Callable[[int], None] = lambda done: None) -> None:
+    """Predict what is not known yet of many schedules, by processes side by side; `progress(done)` counts them."""
+    kept = _kept(spec)
+    missing = {schedule.digest: schedule for schedule in schedules if schedule.digest not in kept.known}
+    found = predict_all(spec, tuple(missing.values()), progress)
+    kept.known.update(found)
+    kept.new += len(found)
 
 
 def save(spec: Spec) -> None:

@@ -70,6 +70,7 @@ class Prior:
         self._exact = exact
         self._total = len(self.schedules)
         self._known: dict[Schedule, float] = {}
+        self._shown = 0
 
     def us(self, schedule: Schedule) -> float:
         """The predicted time of one schedule."""
@@ -77,14 +78,29 @@ class Prior:
         if value is None:
             value = self._known[schedule] = float(self._predictor(self.spec, schedule).us)
             self.predicted += 1
-            if self._progress and self.predicted % 32 == 0:
-                self._progress(self.predicted, max(self._total, self.predicted))
+            self._show(self.predicted)
         return value
+
+    def _ahead(self, schedules: Sequence[Schedule]) -> None:
+        """Predict many that will be asked for, side by side."""
+        if self._predictor is not analytic:
+            return
+        from tilescale.costmodel.memo import ahead
+
+        ahead(self.spec, schedules, lambda done: self._show(self.predicted + done))
+
+    def _show(self, done: int) -> None:
+        """Say how many are predicted, where more are than was said: what was made ahead is counted once."""
+        if self._progress and done % 32 == 0 and done > self._shown:
+            self._shown = done
+            self._progress(done, max(self._total, done))
 
     @cached_property
     def times_us(self) -> tuple[float, ...]:
         """A time for every schedule, in the order of `schedules`; exact where it was predicted."""
         exact = len(self.schedules) <= self._exact
+        if exact:
+            self._ahead(self.schedules)
         times = tuple(self.us(schedule) for schedule in self.schedules) if exact else self._estimated()
         if self._predictor is analytic:
             from tilescale.costmodel.memo import save
@@ -110,6 +126,7 @@ class Prior:
         usual = max(counts, key=lambda tile: (counts[tile], tile), default=())
         self._total = min(len(self.schedules), len(groups) + self._exact)
         first = {key: _member(members, usual) for key, members in groups.items()}
+        self._ahead(tuple(first.values()))
         order = sorted(groups, key=lambda key: self.us(first[key]))  # stable: equals in canonical order
         whole: list[list[Schedule]] = []
         room = self._exact
@@ -118,6 +135,7 @@ class Prior:
                 break
             room -= len(groups[key]) - 1
             whole.append(groups[key])
+        self._ahead([schedule for members in whole for schedule in members])
         effects = self._effects(whole, usual)
 
         def estimate(schedule: Schedule) -> float:

@@ -10,8 +10,8 @@ import numpy as np
 
 from tilescale.costmodel.gaussian import distances
 from tilescale.costmodel.learned import LEAST_ROWS, LearnedModel, fit
+from tilescale.costmodel.memo import ahead, save
 from tilescale.costmodel.memo import prior as analytic_prior
-from tilescale.costmodel.memo import save
 from tilescale.costmodel.rows import Row, matrix
 from tilescale.schedules.schedule import Schedule
 from tilescale.tuner.prior import Prior
@@ -75,6 +75,7 @@ def shortlist(prior: Prior) -> tuple[Schedule, ...]:
 def candidates(context: Context, schedules: Sequence[Schedule], experience: Sequence[Row] = ()) -> Candidates:
     """What is known of schedules before any is measured: from the prior and from rows of other workloads."""
     spec = context.spec
+    ahead(spec, schedules)
     priors = [analytic_prior(spec, schedule) for schedule in schedules]
     save(spec)
     log_us = np.array([math.log(context.prior.us(schedule)) for schedule in schedules])
