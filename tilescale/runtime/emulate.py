@@ -215,7 +215,7 @@ class Run:
             a, b, out = factors(self.spec, gemm)
             at = [self.memory[rank][f.buffer].address + strides.get(f.buffer, 0) * parity + f.offset for f in (a, b, out)]
             return machine.add_library_gemm(
-                rank, launch.name, *at, gemm.m, gemm.n, gemm.k, in_format=b.dtype, out_format=out.dtype,
+                rank, launch.name, at[0], at[1], at[2], gemm.m, gemm.n, gemm.k, in_format=b.dtype, out_format=out.dtype,
                 b_transposed=b.turned, a_transposed=a.turned, step=launch.first_step, after=after, call=call)
         if launch.kernel is None:
             raise EmulationError("a launch is a kernel, a copy or a product", launch.name)

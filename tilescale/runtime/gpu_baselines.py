@@ -77,7 +77,7 @@ def _compute_only(rank: Rank, work: Workload, meet: Meet) -> Path:
     def call(number: int) -> Any:
         data = work.calls[number]
         target = data.out if part is None else part
-        product(torch, *pairs[number], target)
+        product(torch, pairs[number][0], pairs[number][1], target)
         return target
 
     return Path(call, lambda number, out: work.check(number, out, work.local(number) if sums else None))

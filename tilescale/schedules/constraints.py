@@ -53,8 +53,8 @@ def _row_bytes(spec: Spec) -> int:
     if sums(spec):
         return summed(spec).row_bytes
     if contracts(spec):
-        operand = gathered_operand(spec)
-        return spec.inputs[operand].local_shape(0, spec.world)[operand] * spec.inputs[operand].itemsize
+        sent = gathered_operand(spec)
+        return spec.inputs[sent].local_shape(0, spec.world)[sent] * spec.inputs[sent].itemsize
     operand = spec.inputs[0]
     elements = 1
     for size in operand.local_shape(0, spec.world)[1:]:
