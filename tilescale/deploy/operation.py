@@ -94,14 +94,18 @@ class Operation:
         return inputs[0].new_empty(self._library(inputs).shape(shapes, self._world), dtype=dtype)
 
     def symmetric_input(self) -> Any:
-        """The memory that peers read the first operand from, as a tensor to write to; for inputs="symmetric"."""
+        """The memory that peers read what is sent from, as a tensor to write to; for inputs="symmetric"."""
         for serving in self._servings:
-            address = serving.prepared.operand(OPERANDS[0])
+            sent = gathered_operand(serving.variant.spec)
+            address = serving.prepared.operand(OPERANDS[sent])
             if address is not None:
-                local = tensors.local_inputs(serving.variant.spec, self.rank)[0]
-                rows, columns = local.shape[0], tensors.contiguous(local.shape)[0]
+                local = tensors.local_inputs(serving.variant.spec, self.rank)[sent]
+                turned = local.strides != tensors.contiguous(local.shape)
+                shape = local.shape[::-1] if turned else local.shape
+                rows, columns = shape[0], tensors.contiguous(shape)[0]
                 matrix = Matrix(address, rows, columns, (columns, 1), local.dtype)
-                return tensor_at(self._torch, matrix).view(local.shape)
+                found = tensor_at(self._torch, matrix).view(shape)
+                return found.t() if turned else found
         raise BundleError(f"{self.name} reads an operand of its peers in place", "it does not", "pass any tensor")
 
     # -- dispatch ------------------------------------------------------------------------------------------------------
