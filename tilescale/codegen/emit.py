@@ -169,7 +169,8 @@ class _Emitter:
                            per_call=self.totals[step.counter])
         if isinstance(step, Sum):
             return StepRow(KIND_SUM, number, target=self._slot(step.dst, rank), rows=len(step.srcs),
-                           target_offset=step.dst.offset, size=step.srcs[0].size)
+                           source_offset=self._first_element(rank, step), target_offset=step.dst.offset,
+                           size=step.srcs[0].size)
         if isinstance(step, Contract):
             return self._segment(rank, step, number)
         if not isinstance(step, Gemm):
@@ -193,6 +194,14 @@ class _Emitter:
             KIND_GEMM, number, source=0 if own else 1, target=self._slot(step.out, rank), counter=0 if own else shard,
             value=self.versions[step.segment.buffer], per_call=step.k, rows=step.m, source_offset=first,
             target_offset=step.out.offset, size=shard, peer=step.first + 2 * step.last)
+
+    def _first_element(self, rank: int, step: Sum) -> int:
+        """Where in tensors of the shape of the output a sum with epilogues begins."""
+        if not step.then:
+            return 0
+        goal = self.plan.goal
+        own = 0 if step.dst.buffer == goal.output else goal.starts[rank] // goal.row_bytes * goal.output_row_bytes
+        return (own + step.dst.offset) // self.spec.output.itemsize
 
     def _copy_call(self, rank: int, step: Step) -> CopyCall:
         if not isinstance(step, Copy):
@@ -225,6 +234,8 @@ class _Emitter:
         step = next((s for launch in self.plan.ranks[0] for s in launch.steps if isinstance(s, Gemm | Contract)), None)
         if isinstance(step, Contract):
             return step.n, self.plan.goal.starts[-1] // self.plan.goal.row_bytes
+        if step is None and self.plan.goal.then:
+            return self.spec.output.local_shape(0, self.plan.world)[-1], 0  # epilogues tell columns apart
         return (step.n, step.k) if step else (0, 0)
 
 
@@ -246,7 +257,12 @@ def loops_of(copy: Copy) -> tuple[tuple[int, int, int], ...]:
 
 
 def _slots(plan: Plan) -> Iterator[Slot]:
+    """Extra operands first, so that kernels know their slots whatever the plan."""
+    extras = [extra.buffer for extra in plan.goal.extras]
+    yield from (Slot(name, -1) for name in extras)
     for buffer in plan.buffers:
+        if buffer.name in extras:
+            continue
         if buffer.peer_visible:
             yield from (Slot(buffer.name, rank) for rank in range(plan.world))
         else:

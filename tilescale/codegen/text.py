@@ -71,10 +71,23 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
         lines += [f"  using Element = {ELEMENTS[spec.inputs[0].dtype]};", f"  using Out = {out};"]
     elif launch.family == "sum":
         lines += [f"  using Part = {ELEMENTS[summed(spec).element]};", f"  using Out = {ELEMENTS[spec.output.dtype]};"]
+    if any(step.then for step in launch.steps if isinstance(step, Gemm | Sum)):
+        lines.append(f"  using Epilogue = {epilogue_type(spec)};")
     entry = f"tilescale_{launch.family}"
     text = "\n".join(["#include <tilescale/kernels.cuh>", "", "struct Config {", *lines, "};", "",
                       f"TILESCALE_KERNEL({entry}, Config)", ""])
     return Kernel(entry, text, spec.topology.gpu.arch)
+
+
+def epilogue_type(spec: Spec) -> str:
+    """The epilogues of a spec as the device library has them. Their operands' slots are their places in Spec.extras."""
+    slot, out, found = len(spec.operation.extras(spec)), ELEMENTS[spec.output.dtype], []
+    for epilogue in spec.epilogues:
+        extras = epilogue.extras(spec)
+        arguments = [*(str(slot + at) for at in range(len(extras))), out] if extras else []
+        found.append(f"ts::{epilogue.struct}" + (f"<{', '.join(arguments)}>" if arguments else ""))
+        slot += len(extras)
+    return f"ts::Then<{', '.join(found)}>"
 
 
 def texts_of(spec: Spec, schedule: Schedule, plan: Plan) -> tuple[Kernel, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilescale.deploy.driver import Matrix
+from tilescale.deploy.epilogues import finished
 from tilescale.deploy.exchanging import LibraryExchange
 from tilescale.errors import BundleError, SpecError
 from tilescale.spec.contraction import contracts, gathered_operand
@@ -110,10 +111,23 @@ class Unfused:
             whole[0] = rows * world
         elif self._kind == "reduce_scatter":
             _, whole[self._dim] = self._shard(whole[self._dim], world)
+        if any(epilogue.halves for epilogue in self._spec.epilogues):
+            whole[-1] = whole[-1] // 2
         return whole
 
     def __call__(self, inputs: Sequence[Any], out: Any) -> None:
-        """Fill `out` from inputs of this rank. Collective; every rank passes shapes that go together."""
+        """Fill `out` from operands of this rank. Collective; every rank passes shapes that go together. With epilogues the
+        sum is kept in fp32 until these have been applied, as in the kernels."""
+        if not self._spec.then:
+            self._fill(inputs, out)
+            return
+        torch, count = self._torch, len(self._spec.inputs)
+        columns = inputs[1].shape[1] if self._multiplies else out.shape[-1]
+        wide = torch.empty((*out.shape[:-1], columns), dtype=torch.float32, device=out.device)
+        self._fill(inputs[:count], wide)
+        out.copy_(finished(torch, self._spec, wide, inputs[count:]))
+
+    def _fill(self, inputs: Sequence[Any], out: Any) -> None:
         if self._exchange is not None:
             self._exchange(inputs[0], out)
         elif self._kind == "gather":

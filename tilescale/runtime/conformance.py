@@ -49,15 +49,16 @@ def _declared(step: Step, role: Role, rank: int, number: int, call: int, strides
         return StepLog(call, rank, number, reads=_joined(map(where, rows_of(step.src))),
                        writes=_joined(map(where, rows_of(step.dst))))
     if isinstance(step, Sum):
-        return StepLog(call, rank, number, reads=_joined(map(where, step.srcs)), writes=(where(step.dst),))
+        return StepLog(call, rank, number, reads=_joined(map(where, (*step.srcs, *step.extras))), writes=(where(step.dst),))
     if isinstance(step, Signal):
         amount = step.value * role.blocks
         return StepLog(call, rank, number, signals=(Signalled(step.rank, step.counter, amount),))
     if isinstance(step, Wait):
         target = (call * totals[step.counter] + step.value) % 2**32  # counters and epochs wrap
         return StepLog(call, rank, number, waits=(Waited(step.counter, target, target),))
+    extras = step.extras if isinstance(step, Gemm) else ()
     written = (where(step.out),) if not isinstance(step, Contract) or step.last else ()
-    return StepLog(call, rank, number, reads=tuple(sorted((where(step.a), where(step.b)))), writes=written)
+    return StepLog(call, rank, number, reads=tuple(sorted(map(where, (step.a, step.b, *extras)))), writes=written)
 
 
 def rows_of(region: Region) -> Iterator[Region]:

@@ -72,7 +72,8 @@ def _compute_only(rank: Rank, work: Workload, meet: Meet) -> Path:
 
     pairs = [factors(number) for number in range(CALLS)]
     sums = work.kind not in ("gather", "none")  # then the local product is no output
-    part = torch.empty((pairs[0][0].shape[0], b.shape[1]), dtype=out.dtype, device=out.device) if sums else None
+    apart = sums or bool(work.spec.then)
+    part = torch.empty((pairs[0][0].shape[0], b.shape[1]), dtype=out.dtype, device=out.device) if apart else None
 
     def call(number: int) -> Any:
         data = work.calls[number]
@@ -80,7 +81,7 @@ def _compute_only(rank: Rank, work: Workload, meet: Meet) -> Path:
         product(torch, pairs[number][0], pairs[number][1], target)
         return target
 
-    return Path(call, lambda number, out: work.check(number, out, work.local(number) if sums else None))
+    return Path(call, lambda number, out: work.check(number, out, work.local(number) if apart else None))
 
 
 MAKERS: dict[str, Callable[[Rank, Workload, Meet], Path]] = {

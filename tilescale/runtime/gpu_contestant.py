@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from tilescale.codegen.product import factors
 from tilescale.codegen.program import Program
 from tilescale.deploy.driver import Library, Matrix
-from tilescale.deploy.launch import OPERANDS, PreparedOperation
+from tilescale.deploy.launch import PreparedOperation
 from tilescale.deploy.modules import Modules
 from tilescale.deploy.symmetric import Exchange
 from tilescale.deploy.tensors import Local
@@ -83,12 +83,13 @@ class ProgramContestant:
         self._operation = PreparedOperation(
             work.spec, program, rank.rank, rank.device.driver, rank.exchange, modules, library=rank.device.library,
             time_limit_s=time_limit_s, watch=False)
-        self._symmetric = {name: self._operation.operand(name) for name in OPERANDS}
+        self._names = tuple(operand.name for operand in work.spec.operands)
+        self._symmetric = {name: self._operation.operand(name) for name in self._names}
         self._warm_up(warm)
 
     def _warm_up(self, warm: set[tuple[Any, ...]]) -> None:
         """Load what library products need on every stream: loading waits for kernels that spin, and these for it."""
-        device, inputs = self._rank.device, dict(zip(OPERANDS, self._work.calls[0].inputs, strict=False))
+        device, inputs = self._rank.device, dict(zip(self._names, self._work.calls[0].inputs, strict=False))
         driver, address = device.driver, device.address
         for launch in self._program.ranks[self._rank.rank]:
             call = launch.gemm
@@ -124,7 +125,7 @@ class ProgramContestant:
     def _enqueue(self, call: int) -> None:
         """One call. Where peers read an operand in place it is written between meetings: nobody reads it then."""
         data, rank, device = self._work.calls[call], self._rank, self._rank.device
-        staged = [(self._symmetric[name], tensor) for name, tensor in zip(OPERANDS, data.inputs, strict=False)
+        staged = [(self._symmetric[name], tensor) for name, tensor in zip(self._names, data.inputs, strict=True)
                   if self._symmetric[name] is not None]
         for place, tensor in staged:
             assert place is not None
@@ -139,7 +140,7 @@ class ProgramContestant:
     def _operands(self, call: int) -> dict[str, int]:
         data, address = self._work.calls[call], self._rank.device.address
         found = {"out": address(data.out)}
-        for name, tensor in zip(OPERANDS, data.inputs, strict=False):
+        for name, tensor in zip(self._names, data.inputs, strict=True):
             place = self._symmetric[name]
             found[name] = address(tensor) if place is None else place
         return found

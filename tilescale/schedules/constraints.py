@@ -92,7 +92,8 @@ def _gathered_bytes(spec: Spec) -> int:
     """Upper bound over directions: operands, output, and a gathered operand of two versions with its staging."""
     gathered = spec.inputs[gathered_operand(spec)]
     shard = _local_rows(spec)[0] * _row_bytes(spec)
-    local = [t.itemsize * math.prod(t.local_shape(0, spec.world)) for t in (*spec.inputs, spec.output)]
+    local = [t.itemsize * math.prod(t.local_shape(0, spec.world)) for t in (
+        *(operand.tensor for operand in spec.operands), spec.output)]
     if spec.local:
         return sum(local)
     return sum(local) + 2 * gathered.nbytes + 2 * shard
@@ -276,6 +277,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                    t.dtype in ("bfloat16", "float16", "float32") for t in spec.inputs)),
     Constraint("library_not_fused", "a library call cannot wait inside",
                lambda spec, s: not (spec.operation.compute == "gemm" and s.overlap == "fused" and s.compute == "library")),
+    Constraint("epilogue_in_kernel", "a library call only multiplies: epilogues of a product without sums are generated",
+               lambda spec, s: _generated(spec, s) or spec.operation.compute != "gemm" or sums(spec) or not spec.extended),
     Constraint("fused_has_kernel", "a fused schedule has a kernel to fuse into",
                lambda spec, s: not (s.overlap == "fused" and spec.operation.compute != "gemm"
                                     and s.transport == "copy_engine" and s.direction == "pull")),

@@ -25,12 +25,13 @@ class Value(NamedTuple):
     """What bytes hold: byte x of the buffer is byte x + `shift` of the whole operand (or of the whole output, for a
     product), as of `call`. A part is a product that is yet to be summed and rounded: its bytes are counted in rows of
     Goal.part_row_bytes. `shift` is 0 for other inputs and zeros. `ranks`: in a plan that reduces, the ranks whose parts
-    are summed there."""
+    are summed there. `then`: epilogues that have been applied."""
 
     kind: str
     shift: int
     call: int
     ranks: tuple[int, ...] = ()
+    then: tuple[str, ...] = ()
 
 
 Piece = tuple[int, int, Value]
@@ -119,7 +120,8 @@ class DataFlow(Following):
                 first, size = self.goal.output_span(rank, buffer.size)
             pieces = list(self._contents(rank, buffer.name, call).pieces(0, size))
             kind = PRODUCT if self.goal.computes else OPERAND
-            wanted = Value(kind, first, call, tuple(range(self.plan.world)) if self.goal.reduces else ())
+            everyone = tuple(range(self.plan.world)) if self.goal.reduces else ()
+            wanted = Value(kind, first, call, everyone, self.goal.then)
             reached = 0
             for low, high, value in [*pieces, (size, size, wanted)]:
                 wrong = value != wanted if buffer.name == self.goal.output else value.call != call
@@ -187,7 +189,8 @@ class DataFlow(Following):
                 return self._unwritten(rank, work, source, call)
             here = [(low - source.offset, high - source.offset, _moved(value, -source.offset))
                     for low, high, value in pieces]
-            wrong = [piece for piece in here if piece[2].kind not in (OPERAND, PART) or not piece[2].ranks]
+            wrong = [piece for piece in here
+                     if piece[2].kind not in (OPERAND, PART) or not piece[2].ranks or piece[2].then]
             if wrong:
                 return self._refuse(rank, work, call, source, "must add parts of a sum; it reads " + _told(wrong[0]))
             added = here if number == 0 else _added(sums, here)
@@ -200,8 +203,27 @@ class DataFlow(Following):
         for low, high, value in sums:
             first, last, start = (at * factor[0] // factor[1] for at in (low, high, low + value.shift))
             kind = PRODUCT if value.kind == PART else value.kind
+            problem = self._beside(rank, work, step, call, (first, start, last - first))
+            if problem is not None:
+                return problem
             target.write(step.dst.offset + first, step.dst.offset + last,
-                         value._replace(kind=kind, shift=start - first - step.dst.offset))
+                         value._replace(kind=kind, shift=start - first - step.dst.offset, then=step.then))
+        return None
+
+    def _beside(self, rank: int, work: Work, step: Gemm | Sum, call: int, made: tuple[int, int, int]
+                ) -> Counterexample | None:
+        """Extra operands must be of this call; of those with rows, the same as are made: `made` is where they begin in the
+        step and in the whole output, and their size, in bytes of the output."""
+        inside, start, size = made
+        rows = {extra.buffer for extra in self.goal.extras if extra.row_bytes}
+        span = self.goal.output_span(rank, self.plan.buffer(self.goal.output).size)
+        for region in step.extras:
+            if not _filled(self._read(region, call), region, call):
+                return self._unwritten(rank, work, region, call)
+            wanted = start - span[0]
+            if region.buffer in rows and (region.offset + inside != wanted or start + size > sum(span)):
+                message = f"must read the rows of {region.buffer} that it makes of the output, from byte {wanted} on"
+                return self._refuse(rank, work, call, region, message)
         return None
 
     def _gemm(self, rank: int, work: Work, step: Gemm, call: int) -> Counterexample | None:
@@ -222,7 +244,12 @@ class DataFlow(Following):
                 )
             begin = step.out.offset + first // row * out_row
             shift = (low + value.shift) // row * out_row - begin
-            target.write(begin, step.out.offset + last // row * out_row, Value(kind, shift, call, value.ranks))
+            whole_row = self.goal.output_row_bytes
+            inside, start, size = (at // row * whole_row for at in (first, low + value.shift, last - first))
+            problem = self._beside(rank, work, step, call, (inside, start, size))
+            if problem is not None:
+                return problem
+            target.write(begin, step.out.offset + last // row * out_row, Value(kind, shift, call, value.ranks, step.then))
         return None
 
     def _contract(self, rank: int, work: Work, step: Contract, call: int) -> Counterexample | None:
@@ -309,4 +336,6 @@ def _say(value: Value, low: int, high: int) -> str:
     what = {OPERAND: "the operand", PRODUCT: "the product", PART: "the parts of the product"}[value.kind]
     if value.ranks:
         what += f" of ranks {', '.join(map(str, value.ranks))}"
+    if value.then:
+        what += f" after {', '.join(value.then)}"
     return f"bytes {low + value.shift} to {high + value.shift} of {what} of call {value.call}"

@@ -40,11 +40,11 @@ def accesses(step: Step) -> tuple[tuple[Region, bool], ...]:
     if isinstance(step, Clear):
         return ((step.dst, True),)
     if isinstance(step, Sum):
-        return (*((src, False) for src in step.srcs), (step.dst, True))
+        return (*((src, False) for src in (*step.srcs, *step.extras)), (step.dst, True))
     if isinstance(step, Contract):  # a group stores tile by tile, as early as in its first step
         return ((step.a, False), (step.b, False), *(((step.out, True),) if step.first else ()))
     if isinstance(step, Gemm):
-        return ((step.a, False), (step.b, False), (step.out, True))
+        return (*((src, False) for src in (step.a, step.b, *step.extras)), (step.out, True))
     return ()
 
 
@@ -69,15 +69,20 @@ def describe(step: Step) -> str:
     if isinstance(step, Clear):
         return f"Clear {_region(step.dst)}"
     if isinstance(step, Sum):
-        return f"Sum of {', '.join(map(_region, step.srcs))} to {_region(step.dst)}"
+        return f"Sum of {', '.join(map(_region, step.srcs))} to {_region(step.dst)}{_then(step)}"
     if isinstance(step, Gemm):
-        return f"Gemm {step.m}x{step.n}x{step.k} of {_region(step.a)} to {_region(step.out)}"
+        return f"Gemm {step.m}x{step.n}x{step.k} of {_region(step.a)} to {_region(step.out)}{_then(step)}"
     if isinstance(step, Contract):
         place = "".join(word for word, there in ((", first", step.first), (", last", step.last)) if there)
         return f"Contract {step.m}x{step.n}x{step.k} of {_region(step.segment)} from {step.at}{place}"
     if isinstance(step, Signal):
         return f"Signal +{step.value} to counter {step.counter} of rank {step.rank}"
     return f"Wait for {step.value} on counter {step.counter}"
+
+
+def _then(step: Gemm | Sum) -> str:
+    reads = f" with {', '.join(map(_region, step.extras))}" if step.extras else ""
+    return (f", then {', '.join(step.then)}" if step.then else "") + reads
 
 
 def _region(region: Region) -> str:
@@ -124,6 +129,13 @@ def _check_goal(plan: Plan) -> Counterexample | None:
             "structure",
             f"the goal's operand must be an input and its output an output; got {goal.operand} and {goal.output}",
         )
+    for extra in goal.extras:
+        if roles.get(extra.buffer) != "input" or extra.row_bytes not in (0, goal.output_row_bytes):
+            return Counterexample(
+                "structure",
+                f"an extra operand is an input that is read whole, or has rows of {goal.output_row_bytes} bytes as the "
+                f"output has; got {extra}",
+            )
     if goal.pieces:
         return _check_pieces(plan)
     starts = goal.starts
@@ -290,6 +302,20 @@ def _check_sum(plan: Plan, rank: int, step: Sum) -> Problem | None:
             "a sum adds whole elements of float32, bfloat16 or float16, as many from each source as it writes; got "
             f"{describe(step)} of {step.element} to {step.out}"
         )
+    return _check_extras(plan, rank, step, step.dst.size)
+
+
+def _check_extras(plan: Plan, rank: int, step: Gemm | Sum, size: int) -> Problem | None:
+    """Extra operands are of the own rank, and read whole or in as many bytes (`size`) as the step makes of the output."""
+    rows = {extra.buffer: extra.row_bytes for extra in plan.goal.extras}
+    for region in step.extras:
+        whole = (0, plan.buffer(region.buffer).size) if region.buffer in rows else ()
+        fits = region.size == size if rows.get(region.buffer) else (region.offset, region.size) == whole
+        if not fits or region.rank != rank or region.loops:
+            return "extras", (
+                f"a step reads an extra operand of its rank whole, or the {size} bytes of it that are its rows of the "
+                f"output; got {_region(region)}"
+            )
     return None
 
 
@@ -327,4 +353,4 @@ def _check_gemm(plan: Plan, rank: int, step: Gemm) -> Problem | None:
         )
     if step.b.rank != rank:
         return "gemm_shape", f"b must be the operand of rank {rank}; got rank {step.b.rank}"
-    return None
+    return _check_extras(plan, rank, step, m * goal.output_row_bytes)

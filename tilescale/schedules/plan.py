@@ -116,7 +116,8 @@ class Wait:
 class Gemm:
     """`out` (m x n) = `a` (m x k) times `b` (k x n); the tiles are shared by the blocks of the role.
 
-    `a` and `out` are whole rows of their buffers; `b` is the whole local operand. `out` may be a peer's.
+    `a` and `out` are whole rows of their buffers; `b` is the whole local operand. `out` may be a peer's. `then`: epilogues
+    applied before rounding, which read `extras`: all of an operand, or the rows of it that `out` has.
     """
 
     a: Region
@@ -125,19 +126,24 @@ class Gemm:
     m: int
     n: int
     k: int
+    extras: tuple[Region, ...] = ()
+    then: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Sum:
     """`dst` = the sum of `srcs` in their order, accumulated in float32 and rounded once; shared like a Copy.
 
-    `element`: type of the sources, `out`: of the destination. All regions hold equally many elements.
+    `element`: type of the sources, `out`: of the destination. All regions hold equally many elements. `then` and `extras`:
+    as of a Gemm.
     """
 
     srcs: tuple[Region, ...]
     dst: Region
     element: str = "float32"
     out: str = "float32"
+    extras: tuple[Region, ...] = ()
+    then: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -223,6 +229,15 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Extra:
+    """An input beside the operands that steps read: all of `buffer`, or, with `row_bytes`, the rows of it that a step
+    makes of the output, which are of that size."""
+
+    buffer: str
+    row_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class Goal:
     """What the outputs must hold: row i of `output` derives from row i of the gathered `operand`.
 
@@ -233,7 +248,9 @@ class Goal:
     that is smaller than the whole: it derives from the operand of its rank. `part_row_bytes`: where products are parts of
     a sum and no output yet, the size of one of their rows; else 0. `scattered`: the output of a rank is its own rows even
     where those are all there are. `contracts`: rows of the operand are indices of a contraction, and the output of a rank
-    is one product over all of them, each once, with its whole local operand.
+    is one product over all of them, each once, with its whole local operand. `then`: epilogues that every row of the
+    output has had, in this order, once it was complete. `extras`: the inputs that these, or the operation itself, read, in
+    the order of Spec.extras.
     """
 
     operand: str
@@ -247,6 +264,8 @@ class Goal:
     scattered: bool = False
     contracts: bool = False
     pieces: tuple[tuple[Region, Region], ...] = ()
+    then: tuple[str, ...] = ()
+    extras: tuple[Extra, ...] = ()
 
     @property
     def product_row_bytes(self) -> int:

@@ -54,6 +54,7 @@ def protocol(plan: Plan) -> Form:
         plan.goal.part_row_bytes > 0,
         tuple(units.scale(plan.goal.operand, s) for s in plan.goal.starts),
         *(units.region(region, numbers) for piece in plan.goal.pieces for region in piece),
+        *_extended(plan, numbers),
     )
     phases = tuple((phase.counter, phase.arrivals) for phase in plan.phases)
     return (plan.counters, buffers, goal, phases, tuple(ranks))
@@ -69,6 +70,8 @@ class _Units:
         self.local |= {region.buffer for step in contracts for region in (step.local, step.out)}  # always whole
         self.operand, self.row = goal.operand, goal.row_bytes
         rows = {b.name: goal.row_bytes for b in plan.buffers} | _product_rows(plan)
+        self.local |= {extra.buffer for extra in goal.extras if not extra.row_bytes}  # read whole: check_steps has seen it
+        rows |= {extra.buffer: extra.row_bytes for extra in goal.extras if extra.row_bytes}
         grain = 0
         lengths = [(goal.operand, s) for s in goal.starts]
         lengths += [(goal.operand, step.at * goal.row_bytes) for step in contracts]
@@ -128,6 +131,14 @@ def _product_rows(plan: Plan) -> dict[str, int]:
             return rows
 
 
+def _extended(plan: Plan, numbers: dict[str, int]) -> Form:
+    """What stands beside the operands; the forms of plans without it stay what they were."""
+    goal = plan.goal
+    if not (goal.then or goal.extras):
+        return ()
+    return (goal.then, tuple((numbers[extra.buffer], extra.row_bytes > 0) for extra in goal.extras))
+
+
 def _steps(plan: Plan) -> Iterator[tuple[Role, Step]]:
     for launches in plan.ranks:
         for launch in launches:
@@ -174,6 +185,7 @@ def _step(step: Step, units: _Units, numbers: dict[str, int], free: frozenset[tu
         type(step).__name__.lower(),
         *((step.dst.size == step.srcs[0].size,) if isinstance(step, Sum) else ()),  # decides how blocks share it
         *((step.gathered, units.at(step), step.first, step.last) if isinstance(step, Contract) else ()),
+        *((step.then,) if isinstance(step, Gemm | Sum) and step.then else ()),
         *(units.region(region, numbers) for region, _ in accesses(step)),
     )
 
@@ -263,6 +275,8 @@ class _View:
             return ("contract", step.gathered, step.first, step.last, *regions)
         if isinstance(step, Sum):  # of which the order of the sources is no part: every rank adds in the same order
             regions = [*sorted(regions[:-1]), regions[-1], (step.dst.size == step.srcs[0].size,)]
+        if isinstance(step, Gemm | Sum) and step.then:
+            regions = [*regions, step.then]
         return (type(step).__name__.lower(), *regions)
 
     def region(self, region: Region) -> Form:

@@ -12,6 +12,7 @@ from functools import lru_cache
 from itertools import pairwise
 from math import prod
 
+from tilescale.schedules.extras import NO_EXTRAS, Extras, extras_of
 from tilescale.schedules.geometry import Chunk, cut
 from tilescale.schedules.plan import Buffer, Gemm, Goal, Region, Sum
 from tilescale.schedules.schedule import Schedule
@@ -28,7 +29,8 @@ class Summed:
 
     `rows`: of the whole operand; `row_bytes` of the operand, `part_row_bytes` of a part and `out_row_bytes` of the output.
     `chunk_unit`: rows that one of the knob chunk_rows stands for. `n`, `k`: columns of the product and its local
-    contraction, 0 where nothing is multiplied. `everywhere`: every rank receives the whole sum.
+    contraction, 0 where nothing is multiplied. `everywhere`: every rank receives the whole sum. `extras`: what sums
+    read besides, and their epilogues.
     """
 
     world: int
@@ -44,6 +46,7 @@ class Summed:
     out: str
     everywhere: bool
     symmetric: bool
+    extras: Extras = NO_EXTRAS
 
     @property
     def computes(self) -> bool:
@@ -71,14 +74,15 @@ def summed(spec: Spec) -> Summed:
         k = operand.local_shape(0, world)[1]
         part = str(spec.attribute("partial_dtype", PART_DTYPE))
         return Summed(world, m, k * operand.itemsize, n * ITEMSIZE[part], n * output.itemsize, 1, n, k,
-                      k * n * spec.inputs[1].itemsize, part, output.dtype, everywhere, False)
+                      k * n * spec.inputs[1].itemsize, part, output.dtype, everywhere, False, extras_of(spec))
     row = prod(operand.sizes[1:]) * operand.itemsize
     rows, unit = operand.sizes[0], 1
-    if everywhere:
+    if everywhere and not any(epilogue.whole_rows for epilogue in spec.epilogues):
         piece = PIECE_BYTES if rows * row % PIECE_BYTES == 0 else operand.itemsize
         rows, unit, row = rows * row // piece, max(1, row // piece), piece
     out_row = row // operand.itemsize * output.itemsize
-    return Summed(world, rows, row, row, out_row, unit, 0, 0, 0, operand.dtype, output.dtype, everywhere, symmetric)
+    return Summed(world, rows, row, row, out_row, unit, 0, 0, 0, operand.dtype, output.dtype, everywhere, symmetric,
+                  extras_of(spec))
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,7 @@ class SumGeometry:
         found = [Buffer("a", "input", s.rows * s.row_bytes, s.symmetric and not self.push)]
         if s.computes:
             found.append(Buffer("b", "input", s.b_bytes))
+        found += s.extras.buffers
         found.append(Buffer("out", "output", (s.rows if s.everywhere else shard) * s.out_row_bytes))
         if s.computes and not self.scatter:
             found.append(Buffer("partial", "workspace", s.rows * s.part_row_bytes, not self.push,
@@ -149,8 +154,9 @@ class SumGeometry:
 
     def goal(self) -> Goal:
         s = self.sum
-        return Goal("a", "out", tuple(row * s.row_bytes for row in s.bounds), s.row_bytes, s.out_row_bytes, s.computes,
-                    True, s.part_row_bytes if s.computes else 0, not s.everywhere)
+        return s.extras.goal(Goal(
+            "a", "out", tuple(row * s.row_bytes for row in s.bounds), s.row_bytes, s.out_row_bytes, s.computes, True,
+            s.part_row_bytes if s.computes else 0, not s.everywhere))
 
     # -- regions -------------------------------------------------------------------------------------------------------
     def operand(self, rank: int, chunk: Chunk) -> Region:
@@ -197,7 +203,8 @@ class SumGeometry:
             self.part(owner, owner, chunk) if rank == owner else
             self.inbox(owner, rank, chunk) if self.push else self.readable(rank, chunk) for rank in range(self.world))
         target = self.result(owner, chunk) if self.two_shot else self.output(owner, chunk)
-        return Sum(sources, target, self.sum.element, self.sum.out)
+        extras = self.sum.extras
+        return Sum(sources, target, self.sum.element, self.sum.out, extras.regions(self.output(owner, chunk)), extras.then)
 
 
 @lru_cache(maxsize=256)

@@ -2,7 +2,9 @@
 
 Said without arrays, so that every checker follows the same words, whatever library it adds up with: each output is a
 part of a sum of terms, and a term is a tensor or a product of two matrices. Files of ``spec/results`` say so for their
-kind of move; ``deviation`` is the rule of what may differ, with names for the sums that it is made of.
+kind of move; ``deviation`` is the rule of what may differ, with names for the sums that it is made of. What epilogues make
+of a sum, and of how far it may be off, is said by their files (see epilogue.py): then the bound of the sum, without the
+rounding of the output type, goes through them, and the rounding is that of the final value.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ EPSILON = {
     "bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23, "float64": 2.0**-52,
     "float8_e4m3fn": 2.0**-3, "float8_e5m2": 2.0**-2,
 }
+# Half the distance between the smallest numbers: what is rounded there is off by that much, absolute.
+SMALLEST = {"float16": 2.0**-25, "bfloat16": 2.0**-134, "float32": 2.0**-150}
 ACCUMULATION_EPSILON = 2.0**-23  # products and sums over ranks accumulate in fp32
 NO_MOVE = "none"
 
@@ -75,7 +79,7 @@ def kind_of(spec: Spec) -> str:
     """Its kind of move, ``NO_MOVE`` for a local product. SpecError where no file says what the operation computes."""
     moves, compute = spec.operation.moves, spec.operation.compute
     kind = moves[0].kind if moves else NO_MOVE
-    if len(moves) > 1 or kind not in RESULTS or compute not in ("gemm", "copy") or spec.then:
+    if len(moves) > 1 or kind not in RESULTS or compute not in ("gemm", "copy"):
         rule = "what the operation computes is described for " + ", ".join(RESULTS.names())
         raise SpecError(rule, f"{spec.op} ({kind})", "describe its kind of move in spec/results")
     return kind

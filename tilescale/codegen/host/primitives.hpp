@@ -223,6 +223,12 @@ inline void wgmma_turned(float (&d)[N / 2], Descriptor a, Descriptor b, u32 add)
   host::wgmma(d, N, true, kTransposeB, T::kFormat, a, b, add != 0);
 }
 
+// Functions.
+float exponential(float x);
+float error_function(float x);
+float inverse_root(float x);
+inline float quotient(float a, float b) { return a / b; }
+
 // Round to nearest even.
 template <class T>
 inline u16 pack1(float value) {

@@ -1,6 +1,16 @@
-// Elements: conversions, and additions to memory.
+// Elements: conversions, functions, and additions to memory.
 #pragma once
+#include <cmath>
+
 #include "memory.hpp"
+
+namespace ts {
+
+float exponential(float x) { return std::exp(x); }
+float error_function(float x) { return std::erf(x); }
+float inverse_root(float x) { return 1.f / std::sqrt(x); }
+
+}  // namespace ts
 
 namespace ts::host {
 

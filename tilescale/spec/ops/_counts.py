@@ -46,6 +46,11 @@ def count_attribute(spec: Spec, name: str) -> int:
     return value
 
 
+def without_epilogues(spec: Spec) -> str:
+    """What to do about epilogues where products have none."""
+    return f"products of {spec.op} end without epilogues: apply {', '.join(spec.then)} with torch" if spec.then else ""
+
+
 def check_partial_dtype(spec: Spec) -> None:
     """SpecError for a ``partial_dtype`` that addends are never rounded to."""
     value = spec.attribute("partial_dtype", PARTIALS[0])

@@ -26,7 +26,8 @@ struct Step {
                    // receives. gemm: versions of A (1 or 2). loop: its count
   u32 per_call;    // wait: growth of the counter in one call. gemm: first row in the shard of the output
   u32 rows;        // gemm: rows of the segment; sum: rows behind it, its sources; copy: rows behind it, its loops
-  u64 source_offset;  // copy, source: bytes into the slot; gemm: first row of A inside its shard; loop: pitch of the source
+  u64 source_offset;  // copy, source: bytes into the slot; gemm: first row of A inside its shard; loop: pitch of the source;
+                      // sum: its first element in tensors of the shape of the output
   u64 target_offset;  // copy, sum: bytes into the slot; gemm: bytes into the output; loop: pitch of the target
   u64 size;        // copy, sum, reserve: bytes (of a source); gemm: index of the shard in A's tensor map; loop: of a row
   u32 first_tile;  // gemm: number of tiles in the segments before this one
@@ -79,7 +80,7 @@ struct Arguments {
   u64 time_limit_ns;        // of one wait
   u32 rank;
   u32 last;                 // 1: the last launch of a call, it advances the epoch
-  u32 n, k;                 // gemm: columns of B and of the output; contraction
+  u32 n, k;                 // gemm: columns of B; contraction. sum with an epilogue: columns of the output
   u64 link_fs_per_byte;     // scale model: femtoseconds that a byte takes a link
   Step only;                // the step of a launch that has one, for all of its blocks alike
 };

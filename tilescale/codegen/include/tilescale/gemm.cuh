@@ -199,7 +199,8 @@ TS_DEV void multiply_tile(const Call& call, const Step& step, float (&acc)[GemmL
 
 // All blocks of the cluster have this tile, each a part of its contraction, and no other.
 template <class C>
-TS_DEV void sum_tile(float (&acc)[GemmLayout<C>::subtiles][C::block_n / 2], u8* smem, const OutRows& out, TilePosition tile) {
+TS_DEV void sum_tile(float (&acc)[GemmLayout<C>::subtiles][C::block_n / 2], u8* smem, const Results& results, const OutRows& out,
+                     TilePosition tile) {
   constexpr u32 kConsumers = GemmLayout<C>::consumers;
   const u32 warpgroup = thread() / 128 - 1;
   named_barrier(kConsumersMeet, kConsumers * 128);  // nobody reads the stages any more
@@ -207,7 +208,8 @@ TS_DEV void sum_tile(float (&acc)[GemmLayout<C>::subtiles][C::block_n / 2], u8* 
   for (int s = 0; s < GemmLayout<C>::subtiles; ++s)
     put_partial<C>(acc[s], (float*)smem, (warpgroup * GemmLayout<C>::subtiles + s) * 64);
   cluster_sync();
-  reduce_partials<C>((const float*)smem, out, tile.m * C::block_m, tile.n * C::block_n, thread() - 128, kConsumers * 128);
+  reduce_partials<C>(results, (const float*)smem, out, tile.m * C::block_m, tile.n * C::block_n, thread() - 128,
+                     kConsumers * 128);
 }
 
 // The scale model, for products that are stored at a peer: the stores of a tile take the links behind those of the tile
@@ -257,17 +259,20 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps,
     } else {
       const u32 version = C::store_versions > 1 ? call.calls & 1u : 0u;  // each is a shard of the map
       const OutRows out{call.at(step.target, step.target_offset), step.rows, call.args->n, step.per_call, step.counter + version};
+      const Results results{&call, step.target_offset / BytesOf<typename C::Out>::value, call.args->n};
       for_tiles<C>(call, step, me, [&](TilePosition tile) {
         float acc[kSubtiles][C::block_n / 2];
         multiply_tile<C>(call, step, acc, ring, smem, full, empty, range);
         if constexpr (C::link_clock) link.next(call, step, tile, warpgroup);
         if constexpr (C::splits) {
-          sum_tile<C>(acc, smem, out, tile);
+          sum_tile<C>(acc, smem, results, out, tile);
         } else {
 #pragma unroll
-          for (int s = 0; s < kSubtiles; ++s)
-            store_rows<C>(acc[s], staging, &maps.out, out, tile.m * C::block_m + (warpgroup * kSubtiles + s) * 64,
-                          tile.n * C::block_n);
+          for (int s = 0; s < kSubtiles; ++s) {
+            const u32 row = tile.m * C::block_m + (warpgroup * kSubtiles + s) * 64;
+            if constexpr (EpilogueOf<C>::any) finish_tile<C>(results, row, step.rows, tile.n * C::block_n, acc[s]);
+            store_rows<C>(acc[s], staging, &maps.out, out, row, tile.n * C::block_n);
+          }
         }
       });
     }

@@ -24,6 +24,14 @@ template <class Out> TS_DEV void store_pair(u8* out, u64 row, u32 column, u32 n,
 
 struct alignas(16) Sums { float x, y, z, w; };
 
+template <class C> TS_DEV void finish_four(const Results& results, u32 row, u32 column, Sums& sum) {
+  if constexpr (EpilogueOf<C>::any) {
+    float values[4] = {sum.x, sum.y, sum.z, sum.w};
+    finish_results<C, 4>(results, row, column, values);
+    sum = Sums{values[0], values[1], values[2], values[3]};
+  }
+}
+
 // Four neighbouring outputs of a row.
 template <class Out> TS_DEV void store_four(u8* out, u64 row, u32 column, u32 n, Sums v) {
   if (n % 4u != 0u) {
@@ -173,13 +181,17 @@ template <int kParts> TS_DEV Sums sum_parts(const float* own) {
 // Sums this block's share of the tile over all blocks of the cluster, in their order, and stores it. `thread_index` of
 // `threads` work together.
 template <class C>
-TS_DEV void reduce_partials(const float* partial, const OutRows& out, u32 row, u32 column, u32 thread_index, u32 threads) {
+TS_DEV void reduce_partials(const Results& results, const float* partial, const OutRows& out, u32 row, u32 column,
+                            u32 thread_index, u32 threads) {
   constexpr u32 kFours = C::block_n / 4;
 #pragma unroll 8
   for (u32 i = cluster_rank() * threads + thread_index; i < C::block_m * kFours; i += C::split_k * threads) {
     const u32 r = i / kFours, c = i % kFours * 4;
-    const Sums sum = sum_parts<C::split_k>(partial + r * Partial<C>::pitch + c);
-    if (row + r < out.rows) store_four<typename C::Out>(out.base, row + r, column + c, out.n, sum);
+    Sums sum = sum_parts<C::split_k>(partial + r * Partial<C>::pitch + c);
+    if (row + r < out.rows) {
+      finish_four<C>(results, row + r, column + c, sum);
+      store_four<typename C::Out>(out.base, row + r, column + c, out.n, sum);
+    }
   }
 }
 

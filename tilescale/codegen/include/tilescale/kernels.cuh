@@ -14,6 +14,7 @@
 #include "comm.cuh"
 #include "share.cuh"
 #include "strided.cuh"
+#include "epilogue.cuh"
 #include "sum.cuh"
 #include "copy.cuh"
 #include "gemm_store.cuh"

@@ -238,6 +238,13 @@ TS_DEV void multimem_signal_add(u32* p, u32 v) {
   asm volatile("multimem.red.relaxed.sys.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
+// ---- functions -----------------------------------------------------------------------------------------------------
+// Errors of the exponential grow with its argument, whose product with log2(e) is rounded: (2 + |x|) 2^-23, relative.
+TS_DEV float exponential(float x) { return __expf(x); }
+TS_DEV float error_function(float x) { return erff(x); }
+TS_DEV float inverse_root(float x) { return rsqrtf(x); }
+TS_DEV float quotient(float a, float b) { return __fdividef(a, b); }  // 0 where b is infinite
+
 // ---- conversions ---------------------------------------------------------------------------------------------------
 template <class T> TS_DEV u32 pack2(float low, float high);
 template <> TS_DEV u32 pack2<Bf16>(float low, float high) {
