@@ -15,11 +15,12 @@ def topology(ranks: int) -> Topology:
 
 
 def ag_gemm(shape: tuple[int, int, int] = MAIN, ranks: int = 4, *, order: str = "col", dtype: str = "bfloat16",
-            inputs: str = "ordinary", out_dtype: str | None = None, on: Topology | None = None) -> Spec:
+            inputs: str = "ordinary", out_dtype: str | None = None, gathered: bool = False, on: Topology | None = None
+            ) -> Spec:
     """ag_gemm of global M x N x K, in the scale model unless `on` says otherwise."""
     m, n, k = shape
     return matmul(Tensor((m, k), dtype, FullRow), Tensor((k, n), dtype, FullCol, order=order), out=FullCol,
-                  topology=on or topology(ranks), inputs=inputs, out_dtype=out_dtype)
+                  topology=on or topology(ranks), inputs=inputs, out_dtype=out_dtype, gathered=gathered)
 
 
 CONTRACTIONS = ("weights", "weights col", "gradients", "gradients row")

@@ -37,6 +37,7 @@ def specs(world):
     yield reduction((77,), world, dtype="float32")
     yield reduction((4, 6), world, dtype="int32")
     yield ag_gemm((2 * world, 8 * world, 32), world)
+    yield ag_gemm((2 * world, 8 * world, 24), world, gathered=True)
     yield from (contraction(name, (4 * world, 8 * world, 16 * world), world) for name in CONTRACTIONS)
     yield all_gather((2 * world, 24), world)
     yield from exchanges(world)
@@ -101,11 +102,25 @@ def expected(spec, rank, world):
     return part.to(getattr(torch, spec.output.dtype))
 
 
+def both(spec, run, inputs, wanted, world):
+    """The two outputs of a product that returns what it gathers, with and without `out`."""
+    whole = torch.cat([local_inputs(spec, each)[0] for each in range(world)])
+    out = (torch.full_like(wanted, 77), torch.full_like(whole, 77))
+    assert run(*inputs, out=out) is out
+    empty = run.empty_outputs([value.to("meta") for value in inputs])
+    made = run(*inputs)
+    return [isinstance(made, tuple), *(torch.equal(a, b) for pair in (made, out) for a, b in zip(pair, (wanted, whole),
+            strict=True)), [tuple(each.shape) for each in empty] == [tuple(wanted.shape), tuple(whole.shape)]]
+
+
 def right(rank, world):
     """Every operation by library calls, with and without `out`."""
     found = {}
     for spec in specs(world):
         run, inputs, wanted = operation(spec, rank, world), local_inputs(spec, rank), expected(spec, rank, world)
+        if len(spec.outputs) > 1:
+            found[f"{spec.label} and what is gathered"] = both(spec, run, inputs, wanted, world)
+            continue
         out = torch.full_like(wanted, 77)
         assert run(*inputs, out=out) is out
         kept = all(torch.equal(a, b) for a, b in zip(inputs, local_inputs(spec, rank), strict=True))

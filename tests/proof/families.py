@@ -34,6 +34,11 @@ def _spec(inputs: str = "ordinary", ranks: int = 3) -> Spec:
     return ag_gemm((128 * ranks, 128 * ranks, 128), ranks, inputs=inputs)
 
 
+def _kept(inputs: str = "ordinary") -> Spec:
+    """What is gathered is an output too."""
+    return ag_gemm((384, 384, 128), 3, inputs=inputs, gathered=True)
+
+
 def _gather(inputs: str = "ordinary", ranks: int = 3) -> Spec:
     return all_gather((128 * ranks, 256), ranks, inputs=inputs)
 
@@ -61,6 +66,11 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "fused tma pull symmetric": (_spec("symmetric"), replace(FUSED, transport="tma", direction="pull")),
     "fused copy engine push": (_spec(), replace(FUSED, **ENGINE)),
     "fused copy engine pull": (_spec(), replace(FUSED, direction="pull", **ENGINE)),
+    "kept push": (_kept(), FUSED),
+    "kept pull symmetric": (_kept("symmetric"), replace(FUSED, direction="pull")),
+    "kept on streams": (_kept(), replace(LIBRARY, depth=1)),
+    "kept by copy engine": (_kept(), replace(FUSED, **ENGINE)),
+    "kept behind": (_kept(), replace(FUSED, overlap="none", chunk_rows=0, depth=1)),
     "gemm behind the copies": (_spec(), replace(FUSED, overlap="none", chunk_rows=0, depth=1)),
     "chunked generated": (_spec(), replace(FUSED, overlap="chunked")),
     "chunked library": (_spec(), LIBRARY),

@@ -208,6 +208,8 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: matmul(Tensor((16, 16), "int32"), Tensor((16, 16), "int32"), Replicate, T4), "can be multiplied"),
     (lambda: matmul(Tensor((2, 16, 16), "bfloat16"), B, FullCol, T4), "A is a matrix; got: 2x16x16"),
     (lambda: matmul(A, [B, B], FullCol, T4), "B is a Tensor; got: list; declare one operation for each"),  # type: ignore[arg-type]
+    (lambda: matmul(bf16(16, 16, FullCol), bf16(16, 16, FullRow), FullRow, T4, gathered=True), "goes with ag_gemm"),
+    (lambda: matmul(A, B, FullCol, T4, gathered=1), "gathered is True or False"),  # type: ignore[arg-type]
     (lambda: matmul(A, B, FullCol, T4, inputs="symetric"), 'inputs is "ordinary" or "symmetric"'),
     (lambda: matmul(A, B, FullCol, T4, out_dtype="bf16"), "a dtype is known"),
     (lambda: matmul(A, B, FullCol, T4, then=["swiglou"]), "did you mean 'swiglu'"),
@@ -259,3 +261,12 @@ def test_a_declaration_that_cannot_be_met_is_refused(make: Callable[[], object],
 def test_a_mesh_that_does_not_fit_the_machine_is_refused() -> None:
     with pytest.raises(TopologyError, match=r"multiply to the ranks"):
         T4.with_mesh({"dp": 2, "tp": 4})
+
+
+def test_what_is_gathered_is_a_second_output_by_an_attribute() -> None:
+    spec, usual = matmul(A, B, FullCol, T4, gathered=True), matmul(A, B, FullCol, T4)
+    assert usual.outputs == (("out", usual.output),)
+    assert spec.outputs == (("out", usual.output), ("gathered", A.with_view(Replicate)))
+    assert spec.attributes == (("gathered", 1),)
+    assert spec.digest != usual.digest
+    assert dataclasses.replace(spec, attributes=()) == usual

@@ -115,23 +115,24 @@ class Unfused:
             whole[-1] = whole[-1] // 2
         return whole
 
-    def __call__(self, inputs: Sequence[Any], out: Any) -> None:
-        """Fill `out` from operands of this rank. Collective; every rank passes shapes that go together. With epilogues the
-        sum is kept in fp32 until these have been applied, as in the kernels."""
+    def __call__(self, inputs: Sequence[Any], out: Any, gathered: Any = None) -> None:
+        """Fill `out` from operands of this rank, and `gathered` with what is gathered before a product. Collective; every
+        rank passes shapes that go together. With epilogues the sum is kept in fp32 until these have been applied, as in
+        the kernels."""
         if not self._spec.then:
-            self._fill(inputs, out)
+            self._fill(inputs, out, gathered)
             return
         torch, count = self._torch, len(self._spec.inputs)
         columns = inputs[1].shape[1] if self._multiplies else out.shape[-1]
         wide = torch.empty((*out.shape[:-1], columns), dtype=torch.float32, device=out.device)
-        self._fill(inputs[:count], wide)
+        self._fill(inputs[:count], wide, gathered)
         out.copy_(finished(torch, self._spec, wide, inputs[count:]))
 
-    def _fill(self, inputs: Sequence[Any], out: Any) -> None:
+    def _fill(self, inputs: Sequence[Any], out: Any, gathered: Any) -> None:
         if self._exchange is not None:
             self._exchange(inputs[0], out)
         elif self._kind == "gather":
-            self._gather(inputs, out)
+            self._gather(inputs, out, gathered)
         elif self._kind == "none":
             product(self._torch, inputs[0], inputs[1], out)
         else:
@@ -147,7 +148,7 @@ class Unfused:
         first = min(size, self._torch.distributed.get_rank(self._group) * chunk)
         return first, min(chunk, size - first)
 
-    def _gather(self, inputs: Sequence[Any], out: Any) -> None:
+    def _gather(self, inputs: Sequence[Any], out: Any, gathered: Any) -> None:
         torch, sent = self._torch, self._contraction
         if sent is not None:
             factors = list(inputs)
@@ -155,7 +156,9 @@ class Unfused:
             product(torch, factors[0], factors[1], out)
             return
         a, whole = inputs[0].contiguous(), out
-        if self._multiplies:
+        if gathered is not None:
+            whole = gathered
+        elif self._multiplies:
             whole = torch.empty((out.shape[0], *a.shape[1:]), dtype=a.dtype, device=a.device)
         torch.distributed.all_gather_into_tensor(whole, a, group=self._group)
         if self._multiplies:

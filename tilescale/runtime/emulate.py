@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +32,7 @@ from tilescale.runtime.scaled import Scaled, scaled
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.declaration import Spec
 from tilescale.spec.operand import NUMBERS, Operand
-from tilescale.spec.result import Deviation, Factor, Result, deviation, result_of
+from tilescale.spec.result import Deviation, Factor, Result, deviation, result_of, results_of
 from tilescale.spec.views import ReplicateView
 
 CALLS = 3
@@ -54,10 +54,13 @@ class Emulation:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The output of a rank in fp64, and how far its elements may be off; None: as it is, rounded once."""
+    """The output `name` of a rank in fp64, and how far its elements may be off; None: as it is, rounded once.
+    `beside`: what a call returns besides."""
 
     value: Array
     allowed: Array | None
+    name: str = "out"
+    beside: tuple[Wanted, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -183,13 +186,17 @@ class Run:
             after = self.ended.get(rank, [])
             for name, data in inputs[rank].items():
                 after = [self.machine.add_caller_write(rank, self.memory[rank][name].address, data, after, call)]
-            out = self.memory[rank]["out"]
-            after = [self.machine.add_caller_write(rank, out.address, b"\xff" * out.size, after, call, "caller poisons")]
-            ends = self._launches(rank, call, after[0])
-            node = self.machine.add_caller_read(rank, out.address, out.size, ends, call)
-            self.reads.append((node, rank, call, wanted[rank]))
+            for name, _ in self.spec.outputs:
+                out = self.memory[rank][name]
+                poison = b"\xff" * out.size
+                after = [self.machine.add_caller_write(rank, out.address, poison, after, call, "caller poisons")]
+            ends, nodes = self._launches(rank, call, after[0]), list[int]()
+            for each in (wanted[rank], *wanted[rank].beside):
+                out = self.memory[rank][each.name]
+                nodes.append(self.machine.add_caller_read(rank, out.address, out.size, ends, call))
+                self.reads.append((nodes[-1], rank, call, each))
             # The caller may overwrite its inputs at once, whatever its peers are still doing (0xFF: not a number).
-            self.ended[rank] = [node] + [
+            self.ended[rank] = nodes + [
                 self.machine.add_caller_write(rank, self.memory[rank][name].address, b"\xff" * len(data), ends, call,
                                               "caller spoils") for name, data in inputs[rank].items()]
 
@@ -240,8 +247,13 @@ class Run:
         sums = {result: self._sums(result, load, exact) for result in ranks}
         same = all(extra.tensor.shard_dim is None for extra in self.spec.extras)
         known = {result: self._wanted(rank, *sums[result], load) for result, rank in ranks.items()} if same else {}
-        return inputs, [known[result] if same else self._wanted(rank, *sums[result], load)
-                        for rank, result in enumerate(results)]
+        wanted = [known[result] if same else self._wanted(rank, *sums[result], load) for rank, result in enumerate(results)]
+        return inputs, [replace(found, beside=self._beside(rank, load)) for rank, found in enumerate(wanted)]
+
+    def _beside(self, rank: int, load: Callable[[Factor], Array]) -> tuple[Wanted, ...]:
+        """Outputs of elements that only move."""
+        return tuple(Wanted(add_up(result, load, NumpyArrays(), magnitude=False, spread=False).value, None, name)
+                     for (name, _), result in zip(self.spec.outputs[1:], results_of(self.spec, rank)[1:], strict=True))
 
     def _sums(self, result: Result, load: Callable[[Factor], Array], exact: bool) -> tuple[Sums, Deviation]:
         allowed = deviation(self.spec, result, exact)
@@ -274,9 +286,9 @@ class Run:
     def judge(self, report: RunReport) -> list[str]:
         """Everything wrong with a run that ended."""
         lines = list(deviations(self.plan, self.program, report, self.conditions.calls, self.conditions.first_call))
-        output = self.spec.output
+        outputs = dict(self.spec.outputs)
         for node, rank, call, wanted in self.reads:
-            shape = wanted.value.shape
+            shape, output = wanted.value.shape, outputs[wanted.name]
             found = from_bits(report.seen[node][: wanted.value.size * output.itemsize], output.dtype).reshape(shape)
             value, allowed = wanted.value, wanted.allowed
             if allowed is None:
@@ -285,5 +297,6 @@ class Run:
             at = first_wrong(found, value, allowed)
             if at >= 0:
                 where = tuple(int(i) for i in np.unravel_index(at, shape))
-                lines.append(f"call {call} rank {rank}: out{list(where)} is {found[where]:g}, wanted {value[where]:g}")
+                element = f"{wanted.name}{list(where)}"
+                lines.append(f"call {call} rank {rank}: {element} is {found[where]:g}, wanted {value[where]:g}")
         return lines

@@ -139,7 +139,7 @@ class ProgramContestant:
 
     def _operands(self, call: int) -> dict[str, int]:
         data, address = self._work.calls[call], self._rank.device.address
-        found = {"out": address(data.out)}
+        found = {"out": address(data.out), **{name: address(tensor) for name, tensor, _ in data.beside}}
         for name, tensor in zip(self._names, data.inputs, strict=True):
             place = self._symmetric[name]
             found[name] = address(tensor) if place is None else place

@@ -92,8 +92,8 @@ def _gathered_bytes(spec: Spec) -> int:
     """Upper bound over directions: operands, output, and a gathered operand of two versions with its staging."""
     gathered = spec.inputs[gathered_operand(spec)]
     shard = _local_rows(spec)[0] * _row_bytes(spec)
-    local = [t.itemsize * math.prod(t.local_shape(0, spec.world)) for t in (
-        *(operand.tensor for operand in spec.operands), spec.output)]
+    passed = [operand.tensor for operand in spec.operands] + [tensor for _, tensor in spec.outputs]
+    local = [t.itemsize * math.prod(t.local_shape(0, spec.world)) for t in passed]
     if spec.local:
         return sum(local)
     return sum(local) + 2 * gathered.nbytes + 2 * shard

@@ -119,12 +119,14 @@ class DataFlow(Following):
             if buffer.name == self.goal.output:
                 first, size = self.goal.output_span(rank, buffer.size)
             pieces = list(self._contents(rank, buffer.name, call).pieces(0, size))
-            kind = PRODUCT if self.goal.computes else OPERAND
+            kept = buffer.name == self.goal.keeps
+            kind = PRODUCT if self.goal.computes and not kept else OPERAND
             everyone = tuple(range(self.plan.world)) if self.goal.reduces else ()
-            wanted = Value(kind, first, call, everyone, self.goal.then)
+            wanted = Value(kind, first, call, everyone, () if kept else self.goal.then)
             reached = 0
             for low, high, value in [*pieces, (size, size, wanted)]:
-                wrong = value != wanted if buffer.name == self.goal.output else value.call != call
+                known = buffer.name in (self.goal.output, self.goal.keeps)
+                wrong = value != wanted if known else value.call != call
                 if low > reached or wrong:
                     low, high = (reached, low) if low > reached else (low, high)
                     held = "nothing" if low == reached and wrong is False else _say(value, low, high)

@@ -139,6 +139,8 @@ def _check_goal(plan: Plan) -> Counterexample | None:
     if goal.pieces:
         return _check_pieces(plan)
     starts = goal.starts
+    if goal.keeps and (roles.get(goal.keeps) != "output" or plan.buffer(goal.keeps).size != starts[-1]):
+        return Counterexample("structure", f"what holds the whole operand is an output of its size; got {goal.keeps}")
     if len(starts) != plan.world + 1 or starts[0] != 0 or any(a > b for a, b in pairwise(starts)):
         return Counterexample("structure", f"the goal needs one rising start a rank and the total; got {starts}")
     rows, rest = divmod(starts[-1], goal.row_bytes)

@@ -115,7 +115,28 @@ class RankPlan:
         landed = self.geo.gathered(self.rank, transfer.source, chunk)
         return self.geo.consume(self.rank, transfer.source, chunk, landed)
 
+    def kept(self, transfers: Sequence[Transfer], waits: bool) -> list[Step]:
+        """Copies of what has been received to the output that holds it, where there is one."""
+        steps: list[Step] = []
+        for t in transfers if self.geo.keeps else ():
+            copy = self.geo.keep(self.rank, t.source, self.geo.chunks[t.chunk])
+            steps += [*([Wait(self.arrived(t.source, t.chunk), self.gang)] if waits else []), copy]
+        return steps
+
+    def keep_own(self) -> list[Step]:
+        return [self.geo.keep(self.rank, self.rank, self.geo.whole())] if self.geo.keeps else []
+
     # -- launches ------------------------------------------------------------------------------------------------------
+    def copies(self, name: str, stream: int, steps: Sequence[Step]) -> None:
+        """Launches that wait and copy, by blocks or by a copy engine."""
+        if steps and not self.shape.engine:
+            self.add(name, stream, [Role(name, "blocks", self.gang, tuple(steps))])
+        for i, step in enumerate(steps if self.shape.engine else ()):
+            if isinstance(step, Wait):
+                self.small(f"{name}.{i}.wait", stream, [step])
+            else:
+                self.host_copy(f"{name}.{i}", stream, step)
+
     def add(self, name: str, stream: int, roles: Sequence[Role], after: Sequence[str] = (), *, work: bool = False,
             family: str = "copy") -> str:
         """Append a launch of blocks, sized for the work it holds."""
@@ -192,6 +213,7 @@ def _gang_steps(plan: RankPlan, gang: int) -> list[Step]:
         steps.append(plan.own_rows())
     for transfer in (plan.outgoing if geo.push else plan.incoming)[gang::depth]:
         steps += [*plan.before(transfer), plan.move(transfer), *plan.after(transfer, local=True)]
+    steps += [*(plan.keep_own() if gang == 0 else []), *plan.kept(plan.incoming[gang::depth], waits=True)]
     if not geo.push and geo.symmetric and gang == 0:
         steps.append(plan.wait_released())
     return steps
@@ -208,6 +230,9 @@ def _engine_streams(plan: RankPlan) -> None:
         plan.host_copy(name, stream, plan.move(t))
         if after := plan.after(t, local=True):
             plan.small(f"{name}.signal", stream, after)
+    plan.copies("keep.own", 1, plan.keep_own())
+    for i, t in enumerate(plan.incoming):
+        plan.copies(f"keep.{t.source}.{t.chunk}", 1 + i % depth, plan.kept([t], waits=geo.push))
 
 
 def _engine_staging(plan: RankPlan) -> None:
@@ -234,6 +259,7 @@ def lower_chunked(plan: RankPlan) -> None:
     _stage_chunks(plan, [1 + c.index % shape.depth for c in geo.chunks])
     if not plan.one_product:
         plan.work("own", 0, [plan.own_rows()])
+    plan.copies("keep.own", 1, plan.keep_own())
     for chunk in geo.chunks:
         tail = _communicate(plan, chunk, 1 + chunk.index % shape.depth, plan.one_product)
         if plan.one_product:
@@ -242,6 +268,9 @@ def lower_chunked(plan: RankPlan) -> None:
         if geo.gathers:
             received = [plan.received_rows(t) for t in plan.incoming if t.chunk == chunk.index]
             plan.work(f"work.{chunk.index}", 0, received, () if geo.push else [tail])
+    for chunk in geo.chunks:
+        arriving = [t for t in plan.incoming if t.chunk == chunk.index]
+        plan.copies(f"keep.{chunk.index}", 1 + chunk.index % shape.depth, plan.kept(arriving, waits=geo.push))
     if plan.one_product:
         role = Role("work", "blocks", shape.work_blocks, tuple(plan.segments(waits=True)))
         plan.add("work", 0, [role], work=True, family="gemm")
@@ -263,6 +292,7 @@ def lower_none(plan: RankPlan) -> None:
     for chunk in geo.chunks:
         _communicate(plan, chunk, 0)
     _receive(plan, geo.chunks, [])
+    plan.copies("keep", 0, [*plan.keep_own(), *plan.kept(plan.incoming, waits=False)])
     if gathered:
         everything = Chunk(0, 0, geo.rows * geo.world)
         operand = geo.gathered(plan.rank, 0, everything)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilescale.errors import PlanError
 from tilescale.schedules.extras import NO_EXTRAS, Extras, extras_of
 from tilescale.schedules.plan import Buffer, Contract, Copy, Gemm, Goal, Region
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
+
+KEPT = "gathered"  # the output that holds what was gathered
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class Geometry:
 
     `rows`: rows of a shard; `row_bytes`, `output_row_bytes`: bytes of one. `n`, `k`: columns of the local product and its
     contraction, 0 where nothing is multiplied. `symmetric`: peers may read the operand where the caller holds it.
-    `extras`: what products read besides, and their epilogues.
+    `extras`: what products read besides, and their epilogues. `keeps`: what is gathered before a product
+    is an output too.
     """
 
     world: int
@@ -40,6 +43,7 @@ class Geometry:
     symmetric: bool
     chunks: tuple[Chunk, ...]
     extras: Extras = NO_EXTRAS
+    keeps: bool = False
 
     @property
     def computes(self) -> bool:
@@ -66,6 +70,8 @@ class Geometry:
             found.append(Buffer("b", "input", self.b_bytes))
         found += self.extras.buffers
         found.append(Buffer("out", "output", self.world * self.rows * self.output_row_bytes))
+        if self.keeps:
+            found.append(Buffer(KEPT, "output", self.world * self.shard_bytes))
         if self.gathers:
             found.append(Buffer("gather", "workspace", self.world * self.shard_bytes, self.push, 2 if self.push else 1))
         if self.stages:
@@ -98,13 +104,19 @@ class Geometry:
         return Gemm(operand, Region("b", rank, 0, self.b_bytes), target, chunk.rows, self.n, self.k,
                     self.extras.regions(target), self.extras.then)
 
+    def keep(self, rank: int, source: int, chunk: Chunk) -> Copy:
+        """The step that takes the chunk of `source` to the output that holds what was gathered."""
+        landed = self.own(rank, chunk) if source == rank else self.gathered(rank, source, chunk)
+        return Copy(landed, Region(KEPT, rank, source * self.shard_bytes + chunk.first * self.row_bytes, landed.size))
+
     def whole(self) -> Chunk:
         """The shard as one chunk."""
         return Chunk(0, 0, self.rows)
 
     def goal(self) -> Goal:
         starts = tuple(source * self.shard_bytes for source in range(self.world + 1))
-        return self.extras.goal(Goal("a", "out", starts, self.row_bytes, self.output_row_bytes, self.computes))
+        goal = Goal("a", "out", starts, self.row_bytes, self.output_row_bytes, self.computes)
+        return self.extras.goal(replace(goal, keeps=KEPT if self.keeps else ""))
 
 
 def cut(rows: int, chunk_rows: int) -> tuple[Chunk, ...]:
@@ -132,4 +144,4 @@ def geometry(spec: Spec, schedule: Schedule) -> Geometry:
     return Geometry(
         world=spec.world, rows=rows, row_bytes=row_elements * operand.itemsize, output_row_bytes=output_row, n=n, k=k,
         b_bytes=b_bytes, push=schedule.direction == "push", symmetric=spec.placement == "symmetric",
-        chunks=cut(rows, schedule.chunk_rows), extras=extras_of(spec))
+        chunks=cut(rows, schedule.chunk_rows), extras=extras_of(spec), keeps=bool(spec.attribute("gathered")))

@@ -250,7 +250,7 @@ class Goal:
     where those are all there are. `contracts`: rows of the operand are indices of a contraction, and the output of a rank
     is one product over all of them, each once, with its whole local operand. `then`: epilogues that every row of the
     output has had, in this order, once it was complete. `extras`: the inputs that these, or the operation itself, read, in
-    the order of Spec.extras.
+    the order of Spec.extras. `keeps`: the output that holds the whole operand, "" where none does.
     """
 
     operand: str
@@ -263,6 +263,7 @@ class Goal:
     part_row_bytes: int = 0
     scattered: bool = False
     contracts: bool = False
+    keeps: str = ""
     pieces: tuple[tuple[Region, Region], ...] = ()
     then: tuple[str, ...] = ()
     extras: tuple[Extra, ...] = ()

@@ -51,6 +51,7 @@ def protocol(plan: Plan) -> Form:
         plan.goal.reduces,
         plan.goal.scattered,
         plan.goal.contracts,
+        numbers.get(plan.goal.keeps, -1),
         plan.goal.part_row_bytes > 0,
         tuple(units.scale(plan.goal.operand, s) for s in plan.goal.starts),
         *(units.region(region, numbers) for piece in plan.goal.pieces for region in piece),

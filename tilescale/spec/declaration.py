@@ -127,6 +127,11 @@ class Spec:
         return operation.limits(self) or epilogue_limits(self)
 
     @property
+    def outputs(self) -> tuple[tuple[str, Tensor], ...]:
+        """Names and tensors of what a call returns, in order: the output, "out", and what comes beside it."""
+        return (("out", self.output), *self.operation.beside(self))
+
+    @property
     def kernels(self) -> bool:
         """Whether schedules with kernels exist for it."""
         return not self.without_kernels

@@ -40,13 +40,14 @@ def matmul(
     then: Sequence[str] = (),
     algorithm: str | None = None,
     partial_dtype: object = None,
+    gathered: bool = False,
 ) -> Spec:
     """C = A B with A (M, K), B (K, N), and ``out`` the view of C (M, N), which is row-major.
 
     ``out_dtype``: that of A by default (bfloat16 for fp8, int32 for int8); products accumulate in fp32 (int32).
     ``algorithm``: for Block views "summa" (default) or "cannon" (square mesh). ``partial_dtype``: for gemm_rs and
     gemm_ar, a type that the product of every rank may be rounded to before products are summed, which sends fewer bytes;
-    None: sums over ranks are in fp32 and rounded once.
+    None: sums over ranks are in fp32 and rounded once. ``gathered``: for ag_gemm, return all of A too, behind C.
     """
     a, b = _matrix("A", a), _matrix("B", b)
     _check_factors(a, b)
@@ -55,6 +56,10 @@ def matmul(
     attributes: dict[str, Attribute] = {} if algorithm is None else {"algorithm": algorithm}
     if partial_dtype is not None:
         attributes["partial_dtype"] = as_dtype(partial_dtype)
+    if not isinstance(gathered, bool):
+        raise SpecError("gathered is True or False", repr(gathered), "leave it out for False")
+    if gathered:
+        attributes["gathered"] = 1
     spec = _declare("matmul", (a, b), c, topology, inputs, deterministic, then, attributes)
     if algorithm is not None and spec.op != "summa":
         raise SpecError("algorithm goes with Block views: summa or cannon", f"{spec.op}, algorithm={algorithm!r}",
@@ -62,6 +67,8 @@ def matmul(
     if partial_dtype is not None and spec.op not in WITH_PARTIALS:
         raise SpecError(f"partial_dtype goes with {' and '.join(WITH_PARTIALS)}, which sum products over ranks",
                         f"{spec.op}, partial_dtype={attributes['partial_dtype']}", "leave it out")
+    if gathered and spec.op != "ag_gemm":
+        raise SpecError("gathered goes with ag_gemm, which gathers rows of A", spec.op, "leave it out")
     return spec
 
 
@@ -76,6 +83,7 @@ def linear(
     deterministic: bool = False,
     then: Sequence[str] = (),
     partial_dtype: object = None,
+    gathered: bool = False,
 ) -> Spec:
     """y = x w^T with x (M, K) and w as torch.nn.Linear holds it: (N, K), row-major.
 
@@ -84,7 +92,7 @@ def linear(
     w = _matrix("w", w)
     b = Tensor((w.shape[1], w.shape[0]), w.dtype, _flipped(w), "row" if w.order == "col" else "col")
     return matmul(x, b, out, topology, out_dtype=out_dtype, inputs=inputs, deterministic=deterministic, then=then,
-                  partial_dtype=partial_dtype)
+                  partial_dtype=partial_dtype, gathered=gathered)
 
 
 def redistribute(

@@ -14,4 +14,10 @@ def _result(spec: Spec, rank: int) -> Result:
         tuple(Factor(i, everyone, move.dim) if i == move.operand else Factor(i, (rank,)) for i in operands),))
 
 
-RESULTS.register(Kind("gather", _result))
+def _beside(spec: Spec, rank: int) -> tuple[Result, ...]:
+    (move,) = spec.operation.moves
+    everyone = tuple(range(spec.world))
+    return (Result(((Factor(move.operand, everyone, move.dim),),)),) if spec.attribute("gathered") else ()
+
+
+RESULTS.register(Kind("gather", _result, _beside))
