@@ -9,7 +9,7 @@ from tilescale.errors import TilescaleError
 from tilescale.spec.op import Spec
 from tilescale.spec.operation import OPERATIONS
 from tilescale.spec.topology import Topology
-from tilescale.tuner.models import VIEWS
+from tilescale.tuner.models import ALONG, VIEWS
 
 MODEL = "llama-3-70b"
 HIDDEN, UP, QKV = 8192, 28672, 10240  # of that model: N of mlp_up and attn_qkv, K of mlp_down
@@ -24,10 +24,16 @@ MOVES = {
 Make = Callable[[Topology], Spec]
 
 
-def product(op: str, m: int, n: int, k: int) -> Make:
-    """A tensor-parallel product, weights as torch.nn.Linear holds them."""
+def product(op: str, m: int, n: int, k: int, parts: str | None = None) -> Make:
+    """A tensor-parallel product, weights as torch.nn.Linear holds them; `parts`: what products may be rounded to before
+    they are summed."""
+    if op in ALONG:
+        view, left, right = ALONG[op]
+        return lambda topology: ts.matmul(ts.Tensor((m, k), DTYPE, view, left), ts.Tensor((k, n), DTYPE, view, right), view,
+                                          topology)
     a, b, out = VIEWS[op]
-    return lambda topology: ts.matmul(ts.Tensor((m, k), DTYPE, a), ts.Tensor((k, n), DTYPE, b, "col"), out, topology)
+    return lambda topology: ts.matmul(ts.Tensor((m, k), DTYPE, a), ts.Tensor((k, n), DTYPE, b, "col"), out, topology,
+                                      partial_dtype=parts)
 
 
 def moved(op: str, rows: int, columns: int) -> Make:
@@ -39,9 +45,13 @@ def moved(op: str, rows: int, columns: int) -> Make:
     return lambda topology: ts.redistribute(ts.Tensor((rows, columns), DTYPE, view), to, topology, root=root)
 
 
-# By name: the operation is what stands before the first point. The first ones matter most: time may run out.
+# By name: the operation is what stands before the first point. The first ones matter most: time may run out. Of those
+# that end in "rounded", products are rounded before they are summed, as the peers do; of others, sums are in fp32.
 TUNED: Mapping[str, Make] = {
     "ag_gemm.mlp_up_8192": product("ag_gemm", 8192, UP, HIDDEN),
+    "gemm_rs.mlp_down_8192_rounded": product("gemm_rs", 8192, HIDDEN, UP, DTYPE),
+    "gemm_ar.attn_out_512_rounded": product("gemm_ar", 512, HIDDEN, HIDDEN, DTYPE),
+    "gemm_rs.attn_out_4096_rounded": product("gemm_rs", 4096, HIDDEN, HIDDEN, DTYPE),
     "gemm_rs.mlp_down_8192": product("gemm_rs", 8192, HIDDEN, UP),
     "ag_gemm.attn_qkv_4096": product("ag_gemm", 4096, QKV, HIDDEN),
     "gemm_ar.mlp_down_64": product("gemm_ar", 64, HIDDEN, UP),
@@ -62,7 +72,7 @@ def checked(topology: Topology) -> tuple[dict[str, Spec], dict[str, str]]:
         op = operation.name
         if not operation.kernels:
             without[op] = operation.remedy or "no kernels"
-        elif op in VIEWS:
+        elif op in (*VIEWS, *ALONG):
             _add(found, without, op, product(op, ROWS * world, 256 * world, 512 * world), topology)
         elif op in (*MOVES, "shift"):
             _add(found, without, op, moved(op, ROWS * world, COLUMNS), topology)

@@ -109,8 +109,9 @@ def both(spec, run, inputs, wanted, world):
     assert run(*inputs, out=out) is out
     empty = run.empty_outputs([value.to("meta") for value in inputs])
     made = run(*inputs)
-    return [isinstance(made, tuple), *(torch.equal(a, b) for pair in (made, out) for a, b in zip(pair, (wanted, whole),
-            strict=True)), [tuple(each.shape) for each in empty] == [tuple(wanted.shape), tuple(whole.shape)]]
+    right_ = [all(torch.equal(a, b) for a, b in zip(pair, (wanted, whole), strict=True)) for pair in (made, out)]
+    shapes = [tuple(each.shape) for each in empty] == [tuple(wanted.shape), tuple(whole.shape)]
+    return [isinstance(made, tuple), *right_, shapes]
 
 
 def right(rank, world):

@@ -24,7 +24,7 @@ ENGINE = {"transport": "copy_engine", "num_comm_blocks": 0}
 TILELESS = {"block_m": 0, "block_n": 0, "block_k": 0, "num_stages": 0, "raster_group": 0}
 PLAIN = {"overlap": "none", "chunk_rows": 0, "depth": 1}
 SCATTER = replace(FUSED, algorithm="scatter", depth=1, num_comm_blocks=0)
-ONE_SHOT, TWO_SHOT = ({"algorithm": name} for name in ("one_shot", "two_shot"))
+ONE_SHOT, TWO_SHOT, RING = ({"algorithm": name} for name in ("one_shot", "two_shot", "ring"))
 LOCAL = Schedule(compute="generated", **{**TILE, "num_stages": 6, "raster_group": 4})
 SPLIT = replace(LOCAL, block_m=128, split_k=2)
 FEW = replace(LOCAL, block_m=16, block_n=64, block_k=128, split_k=2)
@@ -68,7 +68,7 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "fused copy engine pull": (_spec(), replace(FUSED, direction="pull", **ENGINE)),
     "kept push": (_kept(), FUSED),
     "kept pull symmetric": (_kept("symmetric"), replace(FUSED, direction="pull")),
-    "kept on streams": (_kept(), replace(LIBRARY, depth=1)),
+    "kept on streams": (_kept(), LIBRARY),
     "kept by copy engine": (_kept(), replace(FUSED, **ENGINE)),
     "kept behind": (_kept(), replace(FUSED, overlap="none", chunk_rows=0, depth=1)),
     "gemm behind the copies": (_spec(), replace(FUSED, overlap="none", chunk_rows=0, depth=1)),
@@ -111,6 +111,13 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "gradients push": (_contraction("gradients"), FUSED),
     "gradients on streams": (_contraction("gradients"), replace(FUSED, overlap="chunked")),
     "gradients pulled on streams": (_contraction("gradients"), replace(FUSED, overlap="chunked", direction="pull")),
+    "ring of copies": (_gather(), replace(COPY, **RING)),
+    "ring of a copy engine": (_gather(), replace(COPY, overlap="chunked", **RING, **ENGINE)),
+    "ring before a product": (_spec(), replace(FUSED, **RING)),
+    "ring of sums": (_sum(FullRow), replace(COPY, **RING)),
+    "ring of uneven sums": (_sum(FullRow, 100), replace(COPY, **RING, **PLAIN)),
+    "ring of all sums": (_sum(), replace(COPY, **RING)),
+    "ring of products": (_product(), replace(FUSED, **RING, **PLAIN)),
     "product": (_local(), LOCAL),
     "product in clusters": (_local(), replace(LOCAL, block_m=128, cluster_m=2)),
     "product with a shared contraction": (_local(), SPLIT),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from equivalents import plan_reason
-from families import FEW, FUSED, LOCAL, ONE_SHOT, PLAIN, SCATTER, SPLIT, TWO_SHOT, plans
+from families import FEW, FUSED, LOCAL, ONE_SHOT, PLAIN, RING, SCATTER, SPLIT, TWO_SHOT, plans
 from plan_mutants import Mutant, mutants
 from product_support import between_two, there_and_back
 from support import ag_gemm, all_gather, contraction, exchange, gemm_rs, reduction
@@ -60,6 +60,8 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
     "sum of floats": (reduction((122, 516), 2, dtype="float32", on=_ON), replace(_COPY, **ONE_SHOT, **PLAIN)),
     "sum of three": (reduction((37, 136), 3, on=Topology.shared_gpu(ranks=3)), replace(_COPY, **ONE_SHOT, **PLAIN)),
     "sum of odd sizes": (reduction((75, 77), 2, to=FullRow, on=_ON), replace(_COPY, depth=1, chunk_rows=0, overlap="none")),
+    "carried": (reduction((182, 1032), 3, on=Topology.shared_gpu(ranks=3)), replace(_COPY, **RING)),
+    "carried odd": (reduction((75, 77), 3, to=FullRow, on=Topology.shared_gpu(ranks=3)), replace(_COPY, **RING, **PLAIN)),
     "scatter": (gemm_rs((208, 304, 304), 2, on=_ON), SCATTER),
     "scatter large": (
         gemm_rs((400, 304, 304), 2, order="col", on=_ON), replace(SCATTER, chunk_rows=128, **_LARGE)),

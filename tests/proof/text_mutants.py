@@ -17,8 +17,8 @@ from tilescale.codegen.host.build import INCLUDE
 # Lines of these functions run in the scale model alone, in time that the emulator does not model.
 PACED = ("walk_links", "reserve_links", "pace_step", "links_of", "next_store", "drain")
 HEADERS = (
-    "comm.cuh", "contract.cuh", "copy.cuh", "gemm.cuh", "gemm_store.cuh", "kernels.cuh", "share.cuh", "small_m.cuh",
-    "sum.cuh")
+    "carry.cuh", "comm.cuh", "contract.cuh", "copy.cuh", "gemm.cuh", "gemm_store.cuh", "kernels.cuh", "share.cuh",
+    "small_m.cuh", "sum.cuh")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ LOST: dict[str, str] = {
     "lost product": (
         "wgmma|wgmma_turned|multiply_stage|multiply_tile|small_multiply|multiply_segment|contract_tile"),
     "lost store": "store|store_pair|store_four|store_chunk|store_chunks|store_registers|tma_store_3d|put_partial|small_put",
-    "lost sum": "sum_units|sum_step|sum_tile|reduce_partials",
+    "lost sum": "sum_units|sum_step|sum_tile|reduce_partials|carry_units|carry_step",
     "lost setting up": "mb_init",
     "lost end of a call": "finish",
     "lost move of the ring": r"ring\.next",
@@ -66,6 +66,9 @@ REPEATED: dict[str, str] = {
 HARMLESS: dict[tuple[str, str], str] = {
     ("lost wait", "wait_step: pause_until(counter, target)"): "it polls without a pause; the acquire is the wait",
     ("lost block barrier", "copy_step: sync()"): (
+        "a signal has a block barrier of its own; this one only makes the links' time part of the step"
+    ),
+    ("lost block barrier", "carry_step: sync()"): (
         "a signal has a block barrier of its own; this one only makes the links' time part of the step"
     ),
 }
@@ -159,6 +162,7 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "store_rows": (*_STAGED, "odd columns"), "": _STAGED},
     "share.cuh": {"": ("copy", "tma", "sum")},
     "small_m.cuh": {"": _FEW},
+    "carry.cuh": {"": ("carried", "carried odd")},
     "sum.cuh": {"": _SUMS},
 }
 _OTHERS = ("fused pull", "gemm", "tma", "parts")

@@ -20,6 +20,7 @@ from tilescale.spec.op import Spec
 
 ELEMENTS = {"bfloat16": "ts::Bf16", "float16": "ts::Fp16", "float32": "ts::Fp32"}
 PRODUCTS = ("gemm", "fused", "small_m")  # families of kernels that multiply
+CARRIED_SOURCES = 2  # of a sum that goes on: the sum so far, and a part
 
 
 def link_fs_per_byte(spec: Spec) -> int:
@@ -44,9 +45,8 @@ def _copy_unit(steps: Iterable[Step]) -> int:
             unit = math.gcd(unit, step.src.offset, step.dst.offset, step.src.row,
                             *(pitch for region in (step.src, step.dst) for _, pitch in region.loops))
         elif isinstance(step, Sum):
-            size = step.srcs[0].size
-            unit = math.gcd(unit, size, *(source.offset for source in step.srcs),
-                            step.dst.offset * size // step.dst.size)
+            size = step.srcs[-1].size
+            unit = math.gcd(unit, size, *(region.offset * size // region.size for region in (*step.srcs, step.dst)))
     return unit
 
 
@@ -62,6 +62,8 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
     constants = _copying(spec, schedule, launch)
     if any(isinstance(step, Copy) and step.src.loops for step in launch.steps):
         constants["copy_strided"] = True
+    if launch.family == "sum" and schedule.algorithm == "ring":
+        constants |= {"sum_sources": CARRIED_SOURCES, "sum_carries": True}
     if launch.family in PRODUCTS:
         constants |= _multiplying(spec, schedule, launch, stored)
     lines = [f"  static constexpr {'bool' if isinstance(v, bool) else 'int'} {name} = {str(v).lower()};"

@@ -143,18 +143,17 @@ def declare(declared: Declared) -> Spec:
         if declared.op == "shift":
             return ts.shift(tensor, 1, topology)
         return ts.redistribute(tensor, to, topology, root=0 if declared.op == "broadcast" else None)
-    from tilescale.tuner.models import VIEWS
+    from tilescale.tuner.models import ALONG, VIEWS
 
-    # What is sent lies with the contraction outside, so that it moves in chunks.
-    along = {"weight_gather_gemm": (ts.FullRow, "row"), "ag_gemm_k": (ts.FullCol, "col")}
-    if declared.op is None or declared.op not in {*VIEWS, *along}:
-        raise UsageError("--op is known", declared.op, nearest(declared.op, sorted([*VIEWS, *along, *moved])))
+    if declared.op is None or declared.op not in {*VIEWS, *ALONG}:
+        raise UsageError("--op is known", declared.op, nearest(declared.op, sorted([*VIEWS, *ALONG, *moved])))
     if len(sizes) != 3:
         raise UsageError("--shape of a matmul is MxNxK", declared.shape, "such as 4096x10240x8192")
     m, n, k = sizes
-    if declared.op in along:
-        view, order = along[declared.op]
-        left, right = ts.Tensor((m, k), declared.dtype, view, order), ts.Tensor((k, n), declared.dtype, view)
+    if declared.op in ALONG:
+        view, *orders = ALONG[declared.op]
+        left, right = (ts.Tensor(size, declared.dtype, view, order)
+                       for size, order in zip(((m, k), (k, n)), orders, strict=True))
         return ts.matmul(left, right, view, topology)
     a, b, out = VIEWS[declared.op]
     return ts.matmul(ts.Tensor((m, k), declared.dtype, a), ts.Tensor((k, n), declared.dtype, b, "col"), out, topology)

@@ -86,25 +86,22 @@ class Unfused:
     and rounded once, as in the kernels.
     """
 
-    def __init__(self, torch: Any, spec: Spec, group: Any) -> None:
-        moves = spec.operation.moves
+    def __init__(self, torch: Any, spec: Spec, group: Any, distributed: Any = None) -> None:
+        """`distributed`: as in LibraryExchange."""
         try:
             self._kind = kind_of(spec)
         except SpecError as error:
             raise BundleError("the library path knows the operation", spec.op, "load the kernels") from error
         self._contraction = gathered_operand(spec) if contracts(spec) else None
-        rows = self._kind != "gather" or (moves[0].operand, moves[0].dim) == (0, 0)
-        if not rows and self._contraction is None:
-            raise BundleError("the library path gathers the rows of the first operand, or a contraction", spec.op,
-                              "load the kernels")
         self._torch, self._spec, self._group = torch, spec, group
+        self._distributed = distributed or torch.distributed
         self._multiplies = spec.operation.compute == "gemm"
-        self._exchange = LibraryExchange(torch, spec, group) if self._kind == "exchange" else None
+        self._exchange = LibraryExchange(torch, spec, group, distributed) if self._kind == "exchange" else None
 
     def shape(self, shapes: Sequence[Sequence[Any]], world: int) -> list[Any]:
         """The local output of inputs with these local shapes, as declared (B is (K, N)). Sizes may be symbolic."""
         if self._exchange is not None:
-            return self._exchange.shape(shapes[0], self._torch.distributed.get_rank(self._group))
+            return self._exchange.shape(shapes[0], self._distributed.get_rank(self._group))
         rows, *rest = shapes[0]
         whole = [rows, *(shapes[1][1:] if self._multiplies else rest)]
         if self._kind == "gather" and self._contraction is None:
@@ -145,7 +142,7 @@ class Unfused:
     def _shard(self, size: Any, world: int) -> tuple[Any, Any]:
         """First index and size of this rank's shard, by DTensor's rule."""
         chunk = -(-size // world)
-        first = min(size, self._torch.distributed.get_rank(self._group) * chunk)
+        first = min(size, self._distributed.get_rank(self._group) * chunk)
         return first, min(chunk, size - first)
 
     def _gather(self, inputs: Sequence[Any], out: Any, gathered: Any) -> None:
@@ -160,7 +157,7 @@ class Unfused:
             whole = gathered
         elif self._multiplies:
             whole = torch.empty((out.shape[0], *a.shape[1:]), dtype=a.dtype, device=a.device)
-        torch.distributed.all_gather_into_tensor(whole, a, group=self._group)
+        self._distributed.all_gather_into_tensor(whole, a, group=self._group)
         if self._multiplies:
             product(torch, whole, inputs[1], out)
 
@@ -176,17 +173,17 @@ class Unfused:
         return torch.empty(moved.shape, dtype=dtype, device=a.device).copy_(moved)
 
     def _sum(self, addend: Any, out: Any) -> None:
-        torch, group = self._torch, self._group
-        world, rows = torch.distributed.get_world_size(group), addend.shape[0]
+        torch, group, distributed = self._torch, self._group, self._distributed
+        world, rows = distributed.get_world_size(group), addend.shape[0]
         if self._kind == "all_reduce":
-            torch.distributed.all_reduce(addend, group=group)
+            distributed.all_reduce(addend, group=group)
             out.copy_(addend)
             return
         first, size = self._shard(rows, world)
         if rows % world == 0:
             part = torch.empty((size, *addend.shape[1:]), dtype=addend.dtype, device=addend.device)
-            torch.distributed.reduce_scatter_tensor(part, addend, group=group)
+            distributed.reduce_scatter_tensor(part, addend, group=group)
         else:  # libraries scatter equal shards
-            torch.distributed.all_reduce(addend, group=group)
+            distributed.all_reduce(addend, group=group)
             part = addend[first : first + size]
         out.movedim(self._dim, 0).copy_(part)

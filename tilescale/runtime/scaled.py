@@ -108,7 +108,8 @@ def _shard_rows(spec: Spec) -> int:
 def _chunks(spec: Spec, schedule: Schedule) -> int:
     """Enough chunks of a shard to have the depth in flight, at least two where there were several."""
     real = -(-_shard_rows(spec) // schedule.chunk_rows) if schedule.chunk_rows else 1
-    needed = schedule.depth if schedule.overlap == "chunked" else -(-schedule.depth // max(1, spec.world - 1))
+    by_chunk = schedule.overlap == "chunked" or (schedule.algorithm == "ring" and kind_of(spec) != "gather")
+    needed = schedule.depth if by_chunk else -(-schedule.depth // max(1, spec.world - 1))
     return min(real, max(2, needed))
 
 

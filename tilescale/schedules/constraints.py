@@ -145,12 +145,17 @@ def _peers(spec: Spec) -> int:
 
 
 def _depth_within_transfers(spec: Spec, s: Schedule) -> bool:
-    parts = num_chunks(spec, s) * (_peers(spec) if s.overlap == "fused" else 1)
-    return s.depth <= parts
+    shared_out = s.overlap == "fused" and not _ring_of_sums(spec, s)
+    return s.depth <= num_chunks(spec, s) * (_peers(spec) if shared_out else 1)
 
 
 def _order_matters(spec: Spec, s: Schedule) -> bool:
-    return s.chunk_order == "peer_major" or (num_chunks(spec, s) > 1 and _peers(spec) > 1)
+    least = s.depth if _ring_of_sums(spec, s) else 1  # gangs of such a ring have their own chunks
+    return s.chunk_order == "peer_major" or (num_chunks(spec, s) > least and _peers(spec) > 1)
+
+
+def _ring_of_sums(spec: Spec, s: Schedule) -> bool:
+    return s.algorithm == "ring" and sums(spec)
 
 
 def _comm_blocks_fit(spec: Spec, s: Schedule) -> bool:
@@ -264,6 +269,16 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: s.algorithm != "scatter" or (
                    s.direction == "push" and s.transport == "peer_copy" and s.overlap == "fused"
                    and s.compute == "generated")),
+    Constraint("ring_passes_on", "a ring has ranks that pass on, so more than two", lambda spec, s: (
+        s.algorithm != "ring" or spec.world > 2)),
+    Constraint("ring_pushes", "in a ring every rank sends to the next one", lambda spec, s: (
+        s.algorithm != "ring" or s.direction == "push")),
+    Constraint("ring_stores_sums", "sums on their way are stored at the next rank by blocks that add, as peer_copy does",
+               lambda spec, s: not _ring_of_sums(spec, s) or s.transport == "peer_copy"),
+    Constraint("ring_behind_product", "products go round a ring when they are complete: nothing overlaps", lambda spec, s: (
+        not (_ring_of_sums(spec, s) and spec.operation.compute == "gemm" and s.overlap != "none"))),
+    Constraint("ring_without_epilogues", "sums that go round a ring have no epilogues", lambda spec, s: (
+        not (_ring_of_sums(spec, s) and spec.then))),
     Constraint("streams_carry_products", "chunks of a sum on streams are products; without one, they overlap in one kernel",
                lambda spec, s: not (sums(spec) and spec.operation.compute != "gemm" and s.overlap == "chunked")),
     Constraint("chunk_count", f"a rank adds up, or sends a peer, at most {MAX_CHUNKS} chunks",

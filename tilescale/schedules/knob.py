@@ -121,7 +121,7 @@ TILE_COLUMNS: tuple[Value, ...] = (48, 64, 80, 96, 112, 128, 144, 160, 176, 192,
 KNOBS: tuple[Knob, ...] = (
     Knob("transport", ("peer_copy", "copy_engine", "tma"), "peer_copy", _moves),
     Knob("direction", ("push", "pull"), "push", _moves),
-    Knob("algorithm", ("direct", "one_shot", "scatter", "two_shot"), "direct", _moves, _algorithms),
+    Knob("algorithm", ("direct", "one_shot", "scatter", "two_shot", "ring"), "direct", _moves, _algorithms),
     Knob("overlap", ("none", "chunked", "fused"), "none", _moves),
     Knob("compute", ("library", "generated"), "generated", _computes),
     Knob("chunk_rows", (64, 128, 256, 512, 1024), 0, _chunked),

@@ -79,8 +79,13 @@ def _check_algorithm(spec: Spec, s: Schedule) -> None:
                             "use one of these")
     if exchanges(spec):
         _check_exchange(spec, s)
+    if s.algorithm == "ring" and s.direction != "push":
+        raise ScheduleError("in a ring every rank sends to the next one", f"direction={s.direction!r}",
+                            "use direction='push'")
     if not sums(spec):
         return
+    if s.algorithm == "ring":
+        _check_ring(spec, s)
     if s.direction == "pull" and s.transport != "peer_copy":
         raise ScheduleError("a sum that pulls reads its peers directly", f"transport={s.transport!r}",
                             "use transport='peer_copy' or direction='push'")
@@ -91,6 +96,18 @@ def _check_algorithm(spec: Spec, s: Schedule) -> None:
     if s.overlap == "chunked" and spec.operation.compute != "gemm":
         raise ScheduleError("chunks of a sum on streams are products", f"{spec.op}, overlap='chunked'",
                             "use overlap='fused' or 'none'")
+
+
+def _check_ring(spec: Spec, s: Schedule) -> None:
+    if s.transport != "peer_copy":
+        raise ScheduleError("sums on their way are stored at the next rank by the blocks that add",
+                            f"transport={s.transport!r}", "use transport='peer_copy'")
+    if spec.operation.compute == "gemm" and s.overlap != "none":
+        raise ScheduleError("products go round a ring when they are complete", f"overlap={s.overlap!r}",
+                            "use overlap='none'")
+    if spec.then:
+        raise ScheduleError("sums that go round a ring have no epilogues", f"then={', '.join(spec.then)}",
+                            "use another algorithm")
 
 
 def _check_exchange(spec: Spec, s: Schedule) -> None:

@@ -174,7 +174,11 @@ template <class C> TS_DEV void copy_role(const Call& call, const Block& me, u8* 
       }
       i += waits - 1;
     } else if (step.kind == kSum) {
-      if constexpr (C::has_sum) sum_step<C>(call, step, row + 1, me);
+      if constexpr (Carries<C>::value) {
+        carry_step<C>(call, step, row + 1, me);
+      } else if constexpr (C::has_sum) {
+        sum_step<C>(call, step, row + 1, me);
+      }
       i += step.rows;
     } else {
       if constexpr (C::link_clock) {
