@@ -23,6 +23,12 @@ def ag_gemm(shape: tuple[int, int, int] = MAIN, ranks: int = 4, *, order: str = 
                   topology=on or topology(ranks), inputs=inputs, out_dtype=out_dtype, gathered=gathered)
 
 
+def ag_gemm_of_several(a: tuple[int, int], columns: tuple[int, ...], ranks: int = 4) -> Spec:
+    """ag_gemm of A (M, K) and of B with these columns, side by side."""
+    several = [Tensor((a[1], size), "bfloat16", FullCol, "col") for size in columns]
+    return matmul(Tensor(a, "bfloat16", FullRow), several, FullCol, topology(ranks))
+
+
 CONTRACTIONS = ("weights", "weights col", "gradients", "gradients row")
 
 

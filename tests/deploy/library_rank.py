@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from support import CONTRACTIONS, ag_gemm, all_gather, contraction, gemm_rs, reduction
+from support import CONTRACTIONS, ag_gemm, ag_gemm_of_several, all_gather, contraction, gemm_rs, reduction
 
 import tilescale as ts
 from tilescale.deploy import tensors
@@ -38,6 +38,7 @@ def specs(world):
     yield reduction((4, 6), world, dtype="int32")
     yield ag_gemm((2 * world, 8 * world, 32), world)
     yield ag_gemm((2 * world, 8 * world, 24), world, gathered=True)
+    yield ag_gemm_of_several((2 * world, 24), (8 * world, 4 * world), world)
     yield from (contraction(name, (4 * world, 8 * world, 16 * world), world) for name in CONTRACTIONS)
     yield all_gather((2 * world, 24), world)
     yield from exchanges(world)
@@ -102,6 +103,14 @@ def expected(spec, rank, world):
     return part.to(getattr(torch, spec.output.dtype))
 
 
+def several(run, inputs, wanted):
+    """A product for each of several B, made and as columns of `out`."""
+    out = torch.full_like(wanted, 77)
+    made, parts = run(*inputs), run(*inputs, out=out)
+    return [len(made) == len(parts) == 2, [part.shape[1] for part in made] == [8, 4],
+            torch.equal(torch.cat(made, 1), wanted), torch.equal(out, wanted) and torch.equal(torch.cat(parts, 1), wanted)]
+
+
 def both(spec, run, inputs, wanted, world):
     """The two outputs of a product that returns what it gathers, with and without `out`."""
     whole = torch.cat([local_inputs(spec, each)[0] for each in range(world)])
@@ -119,6 +128,9 @@ def right(rank, world):
     found = {}
     for spec in specs(world):
         run, inputs, wanted = operation(spec, rank, world), local_inputs(spec, rank), expected(spec, rank, world)
+        if spec.columns:
+            found[f"{spec.label} of several B"] = several(run, inputs, wanted)
+            continue
         if len(spec.outputs) > 1:
             found[f"{spec.label} and what is gathered"] = both(spec, run, inputs, wanted, world)
             continue

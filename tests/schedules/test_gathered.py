@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support import ag_gemm
+from support import ag_gemm, ag_gemm_of_several
 
 from tilescale.schedules.lower import lower
 from tilescale.schedules.plan import Copy, Plan, Region, Step
@@ -45,6 +45,15 @@ def test_its_plan_holds_one_more_output_and_no_other_kernel() -> None:
     names = [{buffer.name for buffer in lower(spec, FUSED).buffers} for spec in (kept, usual)]
     assert names[0] - names[1] == {"gathered"}
     assert emit(kept, FUSED).kernels == emit(usual, FUSED).kernels
+
+
+def test_several_b_are_the_plan_and_the_program_of_one() -> None:
+    from tilescale.codegen.emit import emit
+
+    several, one = ag_gemm_of_several((384, 128), (96, 96), 3), ag_gemm((384, 192, 128), 3)
+    assert several.digest != one.digest
+    assert lower(several, FUSED) == lower(one, FUSED)
+    assert emit(several, FUSED) == emit(one, FUSED)
 
 
 def changed(plan: Plan, number: int, step: Step | None) -> Plan:

@@ -242,7 +242,12 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: matmul(A, Tensor((16, 16), "float16", FullCol), FullCol, T4), "A and B have one dtype"),
     (lambda: matmul(Tensor((16, 16), "int32"), Tensor((16, 16), "int32"), Replicate, T4), "can be multiplied"),
     (lambda: matmul(Tensor((2, 16, 16), "bfloat16"), B, FullCol, T4), "A is a matrix; got: 2x16x16"),
-    (lambda: matmul(A, [B, B], FullCol, T4), "B is a Tensor; got: list; declare one operation for each"),  # type: ignore[arg-type]
+    (lambda: matmul([A, A], B, FullCol, T4), "A is a Tensor; got: list; declare one operation for each"),  # type: ignore[arg-type]
+    (lambda: matmul(A, [B], FullCol, T4), "several B are at least two; got: 1"),
+    (lambda: matmul(A, (B, bf16(16, 18, FullCol)), FullCol, T4), "as many columns on every rank; got: 16x18"),
+    (lambda: matmul(A, (B, Tensor((16, 16), "bfloat16", FullCol, "col")), FullCol, T4), "differ in their columns alone"),
+    (lambda: matmul(A, (B, B), FullCol, T4, then=["swiglu"]), "keep their columns"),
+    (lambda: matmul(bf16(16, 16, FullRow), (bf16(16, 16, Replicate),) * 2, FullRow, T4), "several B go with ag_gemm"),
     (lambda: matmul(bf16(16, 16, FullCol), bf16(16, 16, FullRow), FullRow, T4, gathered=True), "goes with ag_gemm"),
     (lambda: matmul(A, B, FullCol, T4, gathered=1), "gathered is True or False"),  # type: ignore[arg-type]
     (lambda: matmul(A, B, FullCol, T4, inputs="symetric"), 'inputs is "ordinary" or "symmetric"'),
@@ -305,3 +310,13 @@ def test_what_is_gathered_is_a_second_output_by_an_attribute() -> None:
     assert spec.attributes == (("gathered", 1),)
     assert spec.digest != usual.digest
     assert dataclasses.replace(spec, attributes=()) == usual
+
+
+def test_several_b_are_one_tensor_and_an_attribute() -> None:
+    spec = matmul(A, (B, bf16(16, 8, FullCol)), FullCol, T4)
+    assert spec.inputs[1] == bf16(16, 24, FullCol)
+    assert spec.output.shape == (16, 24)
+    assert spec.attributes == (("columns", "16,8"),)
+    assert spec.columns == (4, 2)
+    assert matmul(A, B, FullCol, T4).columns == ()
+    assert dataclasses.replace(spec, attributes=()) == matmul(A, bf16(16, 24, FullCol), FullCol, T4)

@@ -30,7 +30,8 @@ def declared(workload: dict[str, Any], topology: Topology) -> Spec:
     if "x" in workload:
         return redistribute(tensor(workload["x"]), workload["to"], topology, transpose=workload.get("transpose"),
                             root=workload.get("root"))
-    return matmul(tensor(workload["a"]), tensor(workload["b"]), workload["out"], topology,
+    b = workload["b"]
+    return matmul(tensor(workload["a"]), [*map(tensor, b)] if isinstance(b, list) else tensor(b), workload["out"], topology,
                   gathered=workload.get("gathered", False))
 
 

@@ -59,24 +59,31 @@ def _grow(entry: dict[str, Any], ranks: int) -> list[str]:
     """Rounds the sharded sizes of a workload up in place, and says which."""
     said: list[str] = []
     for key in ("a", "b", "x", "w"):
-        tensor = entry.get(key)
-        if not isinstance(tensor, dict):
-            continue
-        shape = list(tensor["shape"])
-        order = entry.get("transpose") or list(range(len(shape)))
-        dims = [_sharded(str(tensor.get("view")), len(shape))]
-        if key == "x" and dims[0] is not None:  # an exchange shards another dimension afterwards
-            after = _sharded(str(entry.get("to")), len(shape))
-            dims.append(None if after is None else order[after])
-        for dim in sorted({dim for dim in dims if dim is not None}):
-            size = shape[dim]
-            if isinstance(size, int) and size % ranks:
-                # Heads and the like, of which a rank has few, grow by as few as can be.
-                unit = ROWS if len(shape) == 2 else 1
-                shape[dim] = -(-size // (ranks * unit)) * ranks * unit
-                said.append(f"{'MN'[dim] if len(shape) == 2 else f'dim {dim}'} {size} as {shape[dim]}")
-        tensor["shape"] = shape
+        given = entry.get(key)
+        for tensor in given if isinstance(given, list) else [given]:
+            if isinstance(tensor, dict):
+                said += _grown(entry, key, tensor, ranks)
     _match(entry)
+    return said
+
+
+def _grown(entry: dict[str, Any], key: str, tensor: dict[str, Any], ranks: int) -> list[str]:
+    """The same for one tensor."""
+    said: list[str] = []
+    shape = list(tensor["shape"])
+    order = entry.get("transpose") or list(range(len(shape)))
+    dims = [_sharded(str(tensor.get("view")), len(shape))]
+    if key == "x" and dims[0] is not None:  # an exchange shards another dimension afterwards
+        after = _sharded(str(entry.get("to")), len(shape))
+        dims.append(None if after is None else order[after])
+    for dim in sorted({dim for dim in dims if dim is not None}):
+        size = shape[dim]
+        if isinstance(size, int) and size % ranks:
+            # Heads and the like, of which a rank has few, grow by as few as can be.
+            unit = ROWS if len(shape) == 2 else 1
+            shape[dim] = -(-size // (ranks * unit)) * ranks * unit
+            said.append(f"{'MN'[dim] if len(shape) == 2 else f'dim {dim}'} {size} as {shape[dim]}")
+    tensor["shape"] = shape
     return said
 
 

@@ -37,7 +37,8 @@ class Serving:
 class Operation:
     """One operation of a bundle on this rank: `out = operation(a, b, out=None)`.
 
-    Where the declaration asks for more, `(out, gathered) = operation(a, b)`, and `out=` is as many tensors.
+    Where the declaration asks for more, `(out, gathered) = operation(a, b)`, and `out=` is as many tensors. Of several B
+    (side by side in `b`) there is a product each: `(first, second) = operation(a, b)`, columns of what `out=` holds.
     Operands beside the inputs follow them, in the order of `names`, or come by name: `operation(a, b, bias=bias)`.
     Takes this rank's tensors as declared (a column-major B also as a Linear's weight, (N, K)), or DTensors placed as
     declared, and returns the like. Shapes that were tuned run the bundle's kernels. For others, and where `reason` says
@@ -80,12 +81,27 @@ class Operation:
             inputs = self._in_order(inputs, extras)
         if torch.compiler.is_compiling():
             if len(self._spec.outputs) > 1:
-                return self._compiled_several(inputs, out)
+                return self._parts(self._compiled_several(inputs, out))
             if out is None:
-                return torch.ops.tilescale.call(list(inputs), self.key)
+                return self._parts(torch.ops.tilescale.call(list(inputs), self.key))
             torch.ops.tilescale.call_out(list(inputs), out, self.key)
-            return out
-        return self.run(inputs, out)
+            return self._parts(out)
+        return self._parts(self.run(inputs, out))
+
+    def _parts(self, result: Any) -> Any:
+        """The products of several B as columns of the output, views of it; before what comes beside it."""
+        columns = self._spec.columns
+        if not columns:
+            return result
+        out, beside = (result[0], result[1:]) if isinstance(result, tuple | list) else (result, ())
+        return (*self._torch.split(out, self._share(out, columns), -1), *beside)
+
+    def _share(self, out: Any, columns: Sequence[int]) -> list[int]:
+        """Columns of each product in an output; of another width than was tuned they keep their proportions."""
+        whole, total = out.shape[-1], sum(columns)
+        if any(whole * size % total for size in columns):
+            raise BundleError(f"columns of {self.name} are shared as {':'.join(map(str, columns))}", whole, "pass such a B")
+        return [whole * size // total for size in columns]
 
     def _compiled_several(self, inputs: Sequence[Any], out: Any) -> Any:
         """A call with several outputs, as torch.compile sees it."""
@@ -109,6 +125,8 @@ class Operation:
             raise BundleError(f"{self.name} takes {len(spec.operands)} tensors: {', '.join(self.names)}", len(inputs),
                               "pass those of this rank")
         mesh = next((value.device_mesh for value in inputs if tensors.is_dtensor(value)), None)
+        if mesh is not None and spec.columns:
+            raise BundleError("products of several B are of local tensors", "a DTensor", "pass .to_local()")
         if mesh is not None and self._members is not None:
             tensors.check_mesh(mesh, self._members.ranks, self.name)
         local = [tensors.unwrap(v, each.tensor, each.name) for v, each in zip(inputs, spec.operands, strict=True)]

@@ -132,6 +132,12 @@ class Spec:
         return (("out", self.output), *self.operation.beside(self))
 
     @property
+    def columns(self) -> tuple[int, ...]:
+        """Columns of each product on a rank, where several B lie side by side; () where there is one."""
+        found = self.attribute("columns")
+        return tuple(int(size) // self.world for size in str(found).split(",")) if found else ()
+
+    @property
     def kernels(self) -> bool:
         """Whether schedules with kernels exist for it."""
         return not self.without_kernels

@@ -134,7 +134,9 @@ def workload_of(entry: Mapping[str, Any], topology: Topology) -> Spec:
     arguments = {key: entry[key] for key in (*_COMMON[2:], *own) if key in entry}
     for key in ("a", "b", "x", "w"):
         if key in arguments:
-            arguments[key] = _within(key, _tensor, arguments[key])
+            given = arguments[key]
+            several = key == "b" and isinstance(given, list)
+            arguments[key] = [_within(key, _tensor, each) for each in given] if several else _within(key, _tensor, given)
     if declaration in ("redistribute", "shift"):
         arguments["tensor"] = arguments.pop("x")
     spec: Spec = _DECLARES[declaration](topology=topology, **arguments)  # type: ignore[operator]
