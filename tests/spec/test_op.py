@@ -246,7 +246,7 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: matmul(A, [B], FullCol, T4), "several B are at least two; got: 1"),
     (lambda: matmul(A, (B, bf16(16, 18, FullCol)), FullCol, T4), "as many columns on every rank; got: 16x18"),
     (lambda: matmul(A, (B, Tensor((16, 16), "bfloat16", FullCol, "col")), FullCol, T4), "differ in their columns alone"),
-    (lambda: matmul(A, (B, B), FullCol, T4, then=["swiglu"]), "keep their columns"),
+    (lambda: matmul(A, (bf16(16, 64, FullCol),) * 2, FullCol, T4, then=["swiglu"]), "keep their columns"),
     (lambda: matmul(bf16(16, 16, FullRow), (bf16(16, 16, Replicate),) * 2, FullRow, T4), "several B go with ag_gemm"),
     (lambda: matmul(bf16(16, 16, FullCol), bf16(16, 16, FullRow), FullRow, T4, gathered=True), "goes with ag_gemm"),
     (lambda: matmul(A, B, FullCol, T4, gathered=1), "gathered is True or False"),  # type: ignore[arg-type]
