@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from equivalents import plan_reason
-from families import FEW, FUSED, LOCAL, ONE_SHOT, PLAIN, RING, SCATTER, SPLIT, TWO_SHOT, plans
+from families import BYTES, FEW, FUSED, LOCAL, ONE_SHOT, PLAIN, RING, SCATTER, SPLIT, TWO_SHOT, plans
 from plan_mutants import Mutant, mutants
 from product_support import between_two, there_and_back
 from support import ag_gemm, all_gather, contraction, exchange, gemm_rs, reduction
@@ -87,11 +87,16 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
         gemm_rs((13, 302, 816), 2, out="Partial", order="col", on=_ON),
         replace(FEW, split_k=1, block_n=128, num_stages=3)),
 }
+RUNS |= {
+    "product of bytes": (gemm_rs((304, 304, 800), 2, out="Partial", order="col", dtype="float8_e4m3fn", on=_ON), BYTES),
+    "few rows of bytes": (
+        gemm_rs((13, 304, 1632), 2, out="Partial", order="col", dtype="float8_e4m3fn", on=_ON), replace(FEW, block_k=256)),
+}
 RUNS["signals"] = (between_two(), Schedule(
     compute="generated", block_m=128, block_n=256, block_k=64, num_stages=3, raster_group=4))
 PLANS: dict[str, Plan] = {"signals": there_and_back(*RUNS["signals"])}
 # Schedules whose kernels the rules walk for every mutant, besides those that run it: all roles, and the fused one.
-RULED = ("tma small", "sum", "fused pull", "segments", "product")
+RULED = ("tma small", "sum", "fused pull", "segments", "product", "product of bytes")
 ADVERSARIES = ("lazy", "random", "eager", "random", "lazy", "random")
 TIMEOUT_S = 60.0
 STEP_LIMIT = 3_000_000

@@ -18,7 +18,8 @@ from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import contracts, gathered_operand
 from tilescale.spec.op import Spec
 
-ELEMENTS = {"bfloat16": "ts::Bf16", "float16": "ts::Fp16", "float32": "ts::Fp32"}
+ELEMENTS = {"bfloat16": "ts::Bf16", "float16": "ts::Fp16", "float32": "ts::Fp32",
+            "float8_e4m3fn": "ts::E4m3", "float8_e5m2": "ts::E5m2"}
 PRODUCTS = ("gemm", "fused", "small_m")  # families of kernels that multiply
 CARRIED_SOURCES = 2  # of a sum that goes on: the sum so far, and a part
 
@@ -134,7 +135,7 @@ def _multiplying(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer 
         constants |= {"contracts": True, "sends_b": gathered_operand(spec) == 1, "a_turned": spec.inputs[0].order == "col"}
     return constants | {
         "clusters": launch.cluster > 1, "splits": schedule.split_k > 1, "b_row_major": spec.inputs[1].order == "row",
-        "in_flight": tile.consumers(spec, schedule) == 1, "store_staged": staging.staged,
+        "in_flight": tile.consumers(spec, schedule) == 1 and not tile.promotes(spec), "store_staged": staging.staged,
         "store_tensor": staging.staged and stored is not None,
         "store_versions": stored.versions if stored is not None else 1,
         "store_columns": staging.columns, "store_buffers": staging.buffers}

@@ -19,7 +19,10 @@ _KEPT = 1024
 
 def product(torch: Any, a: Any, b: Any, out: Any) -> None:
     """`out` = `a` times `b`, accumulated in fp32 and rounded once to the type of `out`."""
-    if a.dtype == out.dtype:
+    if a.element_size() == 1 and out.is_cuda:
+        one = torch.ones((), dtype=torch.float32, device=a.device)
+        torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=out.dtype, out=out)
+    elif a.dtype == out.dtype:
         torch.mm(a, b, out=out)
     elif out.is_cuda:
         torch.mm(a, b, out_dtype=out.dtype, out=out)

@@ -33,6 +33,7 @@ from tilescale.schedules.schedule import Schedule
 from tilescale.spec.declaration import Spec
 from tilescale.spec.operand import NUMBERS, Operand
 from tilescale.spec.result import Deviation, Factor, Result, deviation, result_of, results_of
+from tilescale.spec.tensor import ITEMSIZE
 from tilescale.spec.views import ReplicateView
 
 CALLS = 3
@@ -176,7 +177,7 @@ class Run:
     def _map(self, rank: int, m: TensorMapSpec) -> bytes:
         stride = next((p.stride for p in self.program.placed if p.buffer == m.buffer), 0)
         base = self.memory[rank][m.buffer].address + m.version * stride
-        return tensor_map(base, m.sizes, m.strides_bytes, m.box, 4 if m.element == "float32" else 2)
+        return tensor_map(base, m.sizes, m.strides_bytes, m.box, ITEMSIZE[m.element])
 
     # -- graph ---------------------------------------------------------------------------------------------------------
     def _call(self, call: int) -> None:

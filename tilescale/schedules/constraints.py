@@ -19,6 +19,7 @@ from tilescale.spec.op import Spec
 
 MAX_CHUNKS = 64
 MAX_ACCUMULATORS = 192
+MULTIPLIED = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 GROUP_ROWS = (1024, 2048)
 
 
@@ -197,6 +198,13 @@ def _rows_suit_tile(spec: Spec, s: Schedule) -> bool:
     return s.block_m >= tile.ROWS
 
 
+def _stage_rows(spec: Spec, s: Schedule) -> bool:
+    if not _generated(spec, s):
+        return True
+    at_once = s.block_k == tile.PROMOTED or tile.small_m(spec) or not tile.promotes(spec)
+    return at_once and s.block_k * spec.inputs[0].itemsize % tile.ROW_BYTES == 0
+
+
 def _columns_needed(spec: Spec, s: Schedule) -> bool:
     """Of widths that make as many tiles, the narrowest alone is taken."""
     if not spec.local or not _generated(spec, s) or tile.small_m(spec):
@@ -257,6 +265,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                                                     s.transport == "copy_engine")),
     Constraint("output_dtype", "generated products are stored as bfloat16, float16 or float32",
                lambda spec, s: not _generated(spec, s) or spec.output.dtype in ("bfloat16", "float16", "float32")),
+    Constraint("fp8_k_major", "wgmma reads float8 operands along K: declare B with order='col', as a Linear has it",
+               lambda spec, s: not _generated(spec, s) or spec.inputs[1].itemsize > 1 or spec.inputs[1].order == "col"),
     Constraint("peer_access", "peers can address each other's memory",
                lambda spec, s: spec.topology.link is None or spec.topology.link.peer_access),
     Constraint("transport_arch", "the transport compiles for the GPU",
@@ -299,9 +309,11 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                                     and s.transport == "copy_engine" and s.direction == "pull")),
     Constraint("wgmma_arch", "generated products use wgmma, which sm_90a has",
                lambda spec, s: not _generated(spec, s) or spec.topology.gpu.arch == "sm_90a"),
-    Constraint("wgmma_dtype", "wgmma takes bfloat16 and float16 operands of one type",
+    Constraint("wgmma_dtype", "generated products take operands of one type: bfloat16, float16, float8_e4m3fn, float8_e5m2",
                lambda spec, s: not _generated(spec, s) or (
-                   spec.inputs[0].dtype in ("bfloat16", "float16") and spec.inputs[0].dtype == spec.inputs[1].dtype)),
+                   spec.inputs[0].dtype in MULTIPLIED and spec.inputs[0].dtype == spec.inputs[1].dtype)),
+    Constraint("stage_rows", "a stage holds whole rows of 128 bytes along K, of float8 those that are summed at once",
+               _stage_rows),
     Constraint("operand_alignment", "rows of both operands are multiples of 16 bytes", _operand_alignment),
     Constraint("chunk_within_shard", "a chunk is no larger than the shard needs", _chunk_within_shard),
     Constraint("whole_tiles", "a chunk is made of whole tiles, or is the shard", _whole_tiles),
@@ -315,7 +327,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("rows_suit_tile", "a tile has at least 64 rows; few rows have the tile that just holds them",
                _rows_suit_tile),
     Constraint("accumulators_fit", "the sums of a tile fit the registers of the threads that multiply",
-               lambda spec, s: not _generated(spec, s) or tile.accumulators(spec, s) <= MAX_ACCUMULATORS),
+               lambda spec, s: not _generated(spec, s) or tile.sum_registers(spec, s) <= MAX_ACCUMULATORS),
     Constraint("cluster_has_rows", "blocks of a cluster have a row of tiles each",
                lambda spec, s: s.cluster_m == 1 or (not tile.small_m(spec)
                                                     and s.block_m * (s.cluster_m - 1) < _local_rows(spec)[0])),

@@ -13,7 +13,8 @@ from tilescale.spec.op import Spec
 from tilescale.spec.tensor import ITEMSIZE
 
 ROWS = 64              # of a product instruction
-ELEMENT_BYTES = 2      # of an operand
+PROMOTED = 128         # elements of a contraction that one-byte operands sum up in the tensor core, before fp32
+ROW_BYTES = 128        # of an operand in shared memory, along K
 BARRIER_BYTES = 8
 MAX_BUFFERS = 4
 WARPGROUP = 128
@@ -61,8 +62,19 @@ def threads(spec: Spec, s: Schedule) -> int:
     return WARPGROUP * (1 + consumers(spec, s))
 
 
+def promotes(spec: Spec) -> bool:
+    """Whether sums move on from the tensor core to fp32 every PROMOTED elements: that of sm_90a keeps about 14 bits of sums
+    of one-byte operands."""
+    return spec.inputs[0].itemsize == 1
+
+
+def sum_registers(spec: Spec, s: Schedule) -> int:
+    """Registers of a thread that hold sums, and those that are moved on to them."""
+    return accumulators(spec, s) * (2 if promotes(spec) else 1)
+
+
 def accumulators(spec: Spec, s: Schedule) -> int:
-    """Registers of a thread that hold sums."""
+    """Results of a tile that a thread holds."""
     if small_m(spec):
         return s.block_m // 2
     return max(1, s.block_m // ROWS // consumers(spec, s)) * s.block_n // 2
@@ -70,10 +82,11 @@ def accumulators(spec: Spec, s: Schedule) -> int:
 
 def stage_bytes(spec: Spec, s: Schedule) -> int:
     """Both operands of one step of the pipeline. A row-major B is loaded in slabs of 64 columns."""
+    row = s.block_k * spec.inputs[0].itemsize
     if small_m(spec):
-        return s.block_n * s.block_k * ELEMENT_BYTES + -(-s.block_m * s.block_k * ELEMENT_BYTES // 1024) * 1024
+        return s.block_n * row + -(-s.block_m * row // 1024) * 1024
     columns = -(-s.block_n // 64) * 64 if spec.inputs[1].order == "row" else s.block_n
-    return (s.block_m + columns) * s.block_k * ELEMENT_BYTES
+    return (s.block_m + columns) * row
 
 
 def _fixed_bytes(spec: Spec, s: Schedule) -> int:

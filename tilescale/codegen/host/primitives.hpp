@@ -39,6 +39,12 @@ struct Fp16 {
 struct Fp32 {
   static constexpr u32 kFormat = 2;
 };
+struct E4m3 {
+  static constexpr u32 kFormat = 3;
+};
+struct E5m2 {
+  static constexpr u32 kFormat = 4;
+};
 
 template <class A, class B>
 struct Same {
@@ -211,10 +217,12 @@ template <int N>
 inline void wg_wait() {
   host::wg_wait(N);
 }
-// d (64 x N, fp32 fragments) = a (64 x 16) b (16 x N), added to d where `add` is not 0.
+// d (64 x N, fp32 fragments) = a (64 x 16) b (16 x N), added to d where `add` is not 0; K is 32 for one-byte elements.
+// These are added as the tensor core of sm_90a does, which keeps about 14 bits (see wgmma.hpp).
 template <int N, bool kTransposeB, class T>
 inline void wgmma(float (&d)[N / 2], Descriptor a, Descriptor b, u32 add) {
   static_assert(N % 8 == 0 && N >= 8 && N <= 256, "wgmma takes N in steps of 8 up to 256");
+  static_assert(!kTransposeB || T::kFormat < Fp32::kFormat, "operands of one byte are K-major");
   host::wgmma(d, N, false, kTransposeB, T::kFormat, a, b, add != 0);
 }
 template <int N, bool kTransposeB, class T>

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tilescale.spec.operation import OPERATIONS, Move, Operation
-from tilescale.spec.ops._counts import lacking_bytes, largest, without_epilogues
+from tilescale.spec.ops._counts import lacking_bytes, largest, segment_limits
 
 if TYPE_CHECKING:
     from tilescale.spec.declaration import Spec
@@ -29,6 +29,6 @@ OPERATIONS.register(
         moves=(Move("gather", 1, 0),),
         compute="gemm",
         kernels=True,
-        limits=without_epilogues,
+        limits=segment_limits,
     )
 )

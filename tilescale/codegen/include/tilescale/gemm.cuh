@@ -11,8 +11,8 @@ template <class C> struct GemmLayout {
   static constexpr int subtiles = C::block_m / 64 / consumers;  // of 64 rows, each consumer's
   static constexpr u32 cluster = C::cluster_m * C::split_k;
   static constexpr u32 b_columns = C::b_row_major ? (C::block_n + 63) / 64 * 64 : C::block_n;
-  static constexpr u32 a_bytes = C::block_m * C::block_k * 2;
-  static constexpr u32 b_bytes = b_columns * C::block_k * 2;
+  static constexpr u32 a_bytes = C::block_m * C::block_k * Operands<C>::bytes;
+  static constexpr u32 b_bytes = b_columns * C::block_k * Operands<C>::bytes;
   static constexpr u32 stage_bytes = a_bytes + b_bytes;
   static constexpr u32 staging_offset = C::num_stages * stage_bytes;
   static constexpr u32 barrier_offset = staging_offset + (C::store_staged ? consumers * 4 * Staging<C>::warp_bytes : 0u);
@@ -79,8 +79,8 @@ template <class C> TS_DEV void load_b(const Maps& maps, u8* b, u64* full, u32 k,
     } else {
       constexpr u32 kShare = C::block_n / C::cluster_m;
 #pragma unroll
-      for (int s = 0; s < C::block_k / 64; ++s)
-        tma_load_2d_multicast(b + (s * C::block_n + part * kShare) * 128, &maps.b, full, (int)(k + s * 64),
+      for (int s = 0; s < C::block_k / Operands<C>::wide; ++s)
+        tma_load_2d_multicast(b + (s * C::block_n + part * kShare) * 128, &maps.b, full, (int)(k + s * Operands<C>::wide),
                               (int)(column + part * kShare), kAll);
     }
   } else if constexpr (C::b_row_major) {
@@ -89,8 +89,8 @@ template <class C> TS_DEV void load_b(const Maps& maps, u8* b, u64* full, u32 k,
       tma_load_2d(b + s * C::block_k * 128, &maps.b, full, (int)(column + s * 64), (int)k);
   } else {
 #pragma unroll
-    for (int s = 0; s < C::block_k / 64; ++s)
-      tma_load_2d(b + s * C::block_n * 128, &maps.b, full, (int)(k + s * 64), (int)column);
+    for (int s = 0; s < C::block_k / Operands<C>::wide; ++s)
+      tma_load_2d(b + s * C::block_n * 128, &maps.b, full, (int)(k + s * Operands<C>::wide), (int)column);
   }
 }
 
@@ -98,8 +98,8 @@ template <class C>
 TS_DEV void load_stage(const Maps& maps, const TensorMap* map_a, u8* stage, u64* full, u32 k, u32 row, u32 shard, u32 column) {
   mb_expect(full, GemmLayout<C>::stage_bytes);
 #pragma unroll
-  for (int s = 0; s < C::block_k / 64; ++s)
-    tma_load_3d(stage + s * C::block_m * 128, map_a, full, (int)(k + s * 64), (int)row, (int)shard);
+  for (int s = 0; s < C::block_k / Operands<C>::wide; ++s)
+    tma_load_3d(stage + s * C::block_m * 128, map_a, full, (int)(k + s * Operands<C>::wide), (int)row, (int)shard);
   load_b<C>(maps, stage + GemmLayout<C>::a_bytes, full, k, column);
 }
 
@@ -136,7 +136,7 @@ TS_DEV void multiply_stage(float (&acc)[GemmLayout<C>::subtiles][C::block_n / 2]
   const u8* a = stage + warpgroup * kSubtiles * 64 * 128;
   const u8* b = stage + GemmLayout<C>::a_bytes;
 #pragma unroll
-  for (int kk = 0; kk < C::block_k / 16; ++kk) {
+  for (int kk = 0; kk < Operands<C>::slices; ++kk) {
 #pragma unroll
     for (int s = 0; s < kSubtiles; ++s) {
       const Descriptor da = advance(desc_k_major(a + kk / 4 * (C::block_m * 128) + s * 64 * 128), kk % 4 * 32);
@@ -149,6 +149,12 @@ TS_DEV void multiply_stage(float (&acc)[GemmLayout<C>::subtiles][C::block_n / 2]
       }
     }
   }
+}
+
+// Moves sums on from the tensor core; the first ones of a tile replace what is there.
+template <int kCount> TS_DEV void promote(float (&sums)[kCount], const float (&part)[kCount], bool add) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sums[i] = add ? sums[i] + part[i] : part[i];
 }
 
 // Gives a stage back to every block that loads into it: one arrival a warp and block. No product reads it any more.
@@ -194,6 +200,26 @@ TS_DEV void multiply_tile(const Call& call, const Step& step, float (&acc)[GemmL
   if constexpr (C::in_flight) {
     wg_wait<0>();
     release<C>(previous);
+  }
+}
+
+// The same where sums are moved on from the tensor core to fp32: each stage is waited for, and added.
+template <class C>
+TS_DEV void multiply_tile_promoted(const Call& call, const Step& step, float (&acc)[GemmLayout<C>::subtiles][C::block_n / 2],
+                                   Ring<C::num_stages>& ring, const u8* smem, u64* full, u64* empty, KRange range) {
+  static_assert(C::block_k == Operands<C>::promote, "a stage is what is moved on at once");
+  const u32 warpgroup = thread() / 128 - 1;
+  float part[GemmLayout<C>::subtiles][C::block_n / 2];
+  for (u32 k = range.from; k < range.to; ++k) {
+    barrier_wait(call, step, &full[ring.stage], ring.parity);
+    wg_fence();
+    multiply_stage<C>(part, smem + ring.stage * GemmLayout<C>::stage_bytes, warpgroup, 0u);
+    wg_commit();
+    wg_wait<0>();
+    release<C>(&empty[ring.stage]);
+#pragma unroll
+    for (int s = 0; s < GemmLayout<C>::subtiles; ++s) promote(acc[s], part[s], k > range.from);
+    ring.next();
   }
 }
 
@@ -262,7 +288,11 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps,
       const Results results{&call, step.target_offset / BytesOf<typename C::Out>::value, call.args->n};
       for_tiles<C>(call, step, me, [&](TilePosition tile) {
         float acc[kSubtiles][C::block_n / 2];
-        multiply_tile<C>(call, step, acc, ring, smem, full, empty, range);
+        if constexpr (Operands<C>::promotes) {
+          multiply_tile_promoted<C>(call, step, acc, ring, smem, full, empty, range);
+        } else {
+          multiply_tile<C>(call, step, acc, ring, smem, full, empty, range);
+        }
         if constexpr (C::link_clock) link.next(call, step, tile, warpgroup);
         if constexpr (C::splits) {
           sum_tile<C>(acc, smem, results, out, tile);

@@ -14,6 +14,8 @@ struct alignas(64) TensorMap { u64 opaque[16]; };
 struct alignas(16) U128 { u32 x, y, z, w; };
 struct Bf16 {};
 struct Fp16 {};
+struct E4m3 {};
+struct E5m2 {};
 struct Fp32 {};
 
 // ---- threads and barriers ------------------------------------------------------------------------------------------
