@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tilescale.spec.op import Spec, matmul, redistribute, shift
-from tilescale.spec.tensor import Tensor
+from tilescale.spec.tensor import Tensor, square_mesh
 from tilescale.spec.topology import Topology
-from tilescale.spec.views import FullCol, FullRow, Partial, Replicate, Shard
+from tilescale.spec.views import Block, FullCol, FullRow, Partial, Replicate, Shard
 
 MAIN = (4096, 10240, 8192)
 
@@ -27,6 +27,15 @@ def ag_gemm_of_several(a: tuple[int, int], columns: tuple[int, ...], ranks: int 
     """ag_gemm of A (M, K) and of B with these columns, side by side."""
     several = [Tensor((a[1], size), "bfloat16", FullCol, "col") for size in columns]
     return matmul(Tensor(a, "bfloat16", FullRow), several, FullCol, topology(ranks))
+
+
+def in_blocks(ranks: int = 4, local: tuple[int, int, int] = (88, 152, 88), algorithm: str | None = None, *,
+              dtype: str = "bfloat16", on: Topology | None = None) -> Spec:
+    """Block matrices on the most square mesh of `ranks`: every rank multiplies `local` (m, n, k of its block of A)."""
+    rows, cols = square_mesh(ranks)
+    m, n, k = local
+    return matmul(Tensor((m * rows, k * cols), dtype, Block), Tensor((k * cols, n * cols), dtype, Block), Block,
+                  on or topology(ranks), algorithm=algorithm)
 
 
 CONTRACTIONS = ("weights", "weights col", "gradients", "gradients row")

@@ -27,8 +27,8 @@ Make = Callable[[Topology], Spec]
 def product(op: str, m: int, n: int, k: int, parts: str | None = None) -> Make:
     """A tensor-parallel product, weights as torch.nn.Linear holds them; `parts`: what products may be rounded to before
     they are summed."""
-    if op in ALONG:
-        view, left, right = ALONG[op]
+    if op in (*ALONG, "summa"):
+        view, left, right = ALONG.get(op, (ts.Block, "row", "row"))
         return lambda topology: ts.matmul(ts.Tensor((m, k), DTYPE, view, left), ts.Tensor((k, n), DTYPE, view, right), view,
                                           topology)
     a, b, out = VIEWS[op]
@@ -72,7 +72,7 @@ def checked(topology: Topology) -> tuple[dict[str, Spec], dict[str, str]]:
         op = operation.name
         if not operation.kernels:
             without[op] = operation.remedy or "no kernels"
-        elif op in (*VIEWS, *ALONG):
+        elif op in (*VIEWS, *ALONG, "summa"):
             _add(found, without, op, product(op, ROWS * world, 256 * world, 512 * world), topology)
         elif op in (*MOVES, "shift"):
             _add(found, without, op, moved(op, ROWS * world, COLUMNS), topology)

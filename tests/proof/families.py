@@ -7,7 +7,7 @@ from functools import cache
 
 from handmade import chunked, fused_push, pull, ring
 from reduce_plans import gemm_rs, reduce_scatter, stages
-from support import ag_gemm, all_gather, contraction, reduction
+from support import ag_gemm, all_gather, contraction, in_blocks, reduction
 from support import gemm_rs as product
 
 from tilescale.schedules.lower import lower
@@ -109,6 +109,9 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "weights behind the copies": (_contraction(), replace(FUSED, overlap="none", chunk_rows=0, depth=1)),
     "weights in whole shards": (_contraction("weights col"), replace(FUSED, chunk_rows=128, depth=1)),
     "weights by the library": (_contraction(), replace(LIBRARY, overlap="none", chunk_rows=0, depth=1)),
+    "summa": (in_blocks(), replace(FUSED, chunk_rows=0)),
+    "summa behind": (in_blocks(), replace(FUSED, overlap="none", chunk_rows=0, depth=1)),
+    "cannon": (in_blocks(algorithm="cannon"), replace(FUSED, chunk_rows=0, depth=1, algorithm="ring")),
     "gradients push": (_contraction("gradients"), FUSED),
     "gradients on streams": (_contraction("gradients"), replace(FUSED, overlap="chunked")),
     "gradients pulled on streams": (_contraction("gradients"), replace(FUSED, overlap="chunked", direction="pull")),

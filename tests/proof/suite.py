@@ -13,7 +13,7 @@ from equivalents import plan_reason
 from families import BYTES, FEW, FUSED, LOCAL, ONE_SHOT, PLAIN, RING, SCATTER, SPLIT, TWO_SHOT, plans
 from plan_mutants import Mutant, mutants
 from product_support import between_two, there_and_back
-from support import ag_gemm, all_gather, contraction, exchange, gemm_rs, reduction
+from support import ag_gemm, all_gather, contraction, exchange, gemm_rs, in_blocks, reduction
 from text_mutants import TextMutant, text_mutants
 
 from tilescale.codegen.emit import emit
@@ -74,6 +74,7 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
     "segments": (contraction("weights", (400, 304, 304), 2, on=_ON), FUSED),
     "segments, col": (
         contraction("weights col", (400, 304, 304), 2, on=_ON), replace(FUSED, chunk_rows=256, depth=1, transport="tma")),
+    "panels": (in_blocks(4, (88, 152, 88), on=Topology.shared_gpu(ranks=4)), replace(FUSED, chunk_rows=0)),
     "segments, turned": (
         contraction("gradients", (304, 400, 304), 2, on=_ON), replace(FUSED, direction="pull", chunk_rows=128, **_LARGE)),
     "product": (gemm_rs((304, 304, 816), 2, out="Partial", on=_ON), LOCAL),

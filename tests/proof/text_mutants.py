@@ -153,7 +153,8 @@ _BYTES = ("product of bytes", "few rows of bytes")
 _SUMS = ("sum", "sum of floats", "sum of odd sizes", "sum of three", "sum handed out", "scatter")
 _CLUSTERS = ("product in clusters", "product in clusters, col")
 RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
-    "contract.cuh": {"": ("segments", "segments, col", "segments, turned")},
+    "contract.cuh": {"load_segment": ("segments", "segments, col", "segments, turned", "panels"),
+                     "": ("segments", "segments, col", "segments, turned")},
     "copy.cuh": {
         "copy_by_tma": ("tma", "tma small", "rows at pitches"),
         "": ("copy", "copy behind", "fused pull", "sum handed out", "sum of three", "odd columns", "many steps")},

@@ -43,6 +43,7 @@ from tilescale.codegen.table import (
 from tilescale.codegen.text import PRODUCTS, kernel_text, link_fs_per_byte, solo
 from tilescale.errors import PlanError
 from tilescale.schedules import tile
+from tilescale.schedules.contracting import BOTH, contraction_size
 from tilescale.schedules.gather import SIGNAL_THREADS
 from tilescale.schedules.lower import lower
 from tilescale.schedules.plan import Contract, Copy, Gemm, Launch, Plan, Region, Role, Signal, Step, Sum, Wait
@@ -191,6 +192,11 @@ class _Emitter:
 
     def _segment(self, rank: int, step: Contract, number: int) -> StepRow:
         """A segment of a contraction; it lies within a shard, as the maps want it."""
+        if step.gathered == BOTH:  # the block of a, and the panel of b
+            return StepRow(
+                KIND_GEMM, number, target=self._slot(step.out, rank), counter=step.a.offset // step.a.size,
+                value=self.versions[step.a.buffer], per_call=step.k, rows=step.m, target_offset=step.out.offset,
+                size=step.b.offset // step.b.size, peer=step.first + 2 * step.last)
         shard_rows = self.plan.goal.starts[1] // self.plan.goal.row_bytes
         shard, first = divmod(step.at, shard_rows)
         if first + step.k > shard_rows:
@@ -246,7 +252,7 @@ class _Emitter:
     def _product(self) -> tuple[int, int]:
         step = next((s for launch in self.plan.ranks[0] for s in launch.steps if isinstance(s, Gemm | Contract)), None)
         if isinstance(step, Contract):
-            return step.n, self.plan.goal.starts[-1] // self.plan.goal.row_bytes
+            return step.n, contraction_size(self.plan.goal)
         if step is None and self.plan.goal.then:
             return self.spec.output.local_shape(0, self.plan.world)[-1], 0  # epilogues tell columns apart
         return (step.n, step.k) if step else (0, 0)

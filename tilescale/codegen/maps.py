@@ -8,7 +8,7 @@ from tilescale.codegen.program import Placed, TensorMapSpec
 from tilescale.schedules import tile
 from tilescale.schedules.plan import Buffer, Contract, Gemm, Plan
 from tilescale.schedules.schedule import Schedule
-from tilescale.spec.contraction import NAMES, contraction_inner, contracts, gathered_operand
+from tilescale.spec.contraction import NAMES, contraction_inner, contracts, gathered_operand, in_blocks
 from tilescale.spec.op import Spec
 from tilescale.spec.tensor import ITEMSIZE
 
@@ -53,6 +53,8 @@ def tensor_maps(spec: Spec, s: Schedule, plan: Plan, placed: Sequence[Placed], n
     """
     if contracts(spec):
         return _contraction_maps(spec, s, plan, n, k)
+    if in_blocks(spec):
+        return _block_maps(spec, s, plan, n, k)
     goal, versions = plan.goal, {buffer.name: buffer.versions for buffer in plan.buffers}
     a, b = spec.inputs[0], spec.inputs[1]
     shard, rows = map_bytes(plan), map_bytes(plan) // goal.row_bytes
@@ -98,9 +100,23 @@ def _contraction_maps(spec: Spec, s: Schedule, plan: Plan, n: int, k: int) -> tu
     own = factor(sent, NAMES[sent], 0, 1, shard)
     gathered = [factor(sent, "gather", version, world, shard) for version in range(plan.buffer("gather").versions)]
     local = factor(1 - sent, NAMES[1 - sent], 0, world, k)
-    out, staging = own, tile.staging(spec, s)
-    if staging.staged:
-        row = plan.goal.output_row_bytes
-        out = TensorMapSpec("out", 0, (n, sizes[0], 1), (row, row * sizes[0]), (staging.columns, BOX_ROWS, 1),
-                            tile.product_dtype(spec))
-    return (own, *gathered, *[own] * (2 - len(gathered)), local, out)
+    return (own, *gathered, *[own] * (2 - len(gathered)), local, _out_map(spec, s, plan, n) or own)
+
+
+def _out_map(spec: Spec, s: Schedule, plan: Plan, n: int) -> TensorMapSpec | None:
+    """Of a whole product; None where nothing is stored through it."""
+    row, staging = plan.goal.output_row_bytes, tile.staging(spec, s)
+    rows = plan.buffer("out").size // row
+    return TensorMapSpec("out", 0, (n, rows, 1), (row, row * rows), (staging.columns, BOX_ROWS, 1),
+                         tile.product_dtype(spec)) if staging.staged else None
+
+
+def _block_maps(spec: Spec, s: Schedule, plan: Plan, n: int, k: int) -> tuple[TensorMapSpec, ...]:
+    """Blocks of A of even and odd calls, panels of B of even and odd calls, and the product."""
+    cols, goal, item = plan.goal.mesh[1], plan.goal, spec.inputs[0].itemsize
+    panel, m = k // cols, goal.row_bytes // item
+    a = [TensorMapSpec("gather", version, (panel, m, cols), (panel * item, m * panel * item), (64, s.block_m, 1),
+                       spec.inputs[0].dtype) for version in (0, 1)]
+    b = [TensorMapSpec("column", version, (n, panel, cols), (n * item, panel * n * item), (64, s.block_k, 1),
+                       spec.inputs[1].dtype) for version in (0, 1)]
+    return (*a, *b, _out_map(spec, s, plan, n) or a[0])

@@ -145,13 +145,13 @@ def declare(declared: Declared) -> Spec:
         return ts.redistribute(tensor, to, topology, root=0 if declared.op == "broadcast" else None)
     from tilescale.tuner.models import ALONG, VIEWS
 
-    if declared.op is None or declared.op not in {*VIEWS, *ALONG}:
-        raise UsageError("--op is known", declared.op, nearest(declared.op, sorted([*VIEWS, *ALONG, *moved])))
+    if declared.op is None or declared.op not in {*VIEWS, *ALONG, "summa"}:
+        raise UsageError("--op is known", declared.op, nearest(declared.op, sorted([*VIEWS, *ALONG, *moved, "summa"])))
     if len(sizes) != 3:
         raise UsageError("--shape of a matmul is MxNxK", declared.shape, "such as 4096x10240x8192")
     m, n, k = sizes
-    if declared.op in ALONG:
-        view, *orders = ALONG[declared.op]
+    if declared.op in (*ALONG, "summa"):
+        view, *orders = ALONG.get(declared.op, (ts.Block, "row", "row"))
         left, right = (ts.Tensor(size, declared.dtype, view, order)
                        for size, order in zip(((m, k), (k, n)), orders, strict=True))
         return ts.matmul(left, right, view, topology)

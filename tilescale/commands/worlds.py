@@ -37,7 +37,8 @@ def targets_on(
 
 
 def targets_for(recipe: Path, ranks: int) -> tuple[Target, ...]:
-    """The targets of `recipe` on `ranks` ranks. A name says so, and which sizes had to grow to be divided.
+    """The targets of `recipe` on `ranks` ranks. A name says so, and which sizes had to grow to be divided. Left out are
+    block matrices where so many ranks make no mesh for them.
 
     Raises what reading the recipe raises, and TopologyError where the machine does not have so many.
     """
@@ -45,6 +46,9 @@ def targets_for(recipe: Path, ranks: int) -> tuple[Target, ...]:
 
     data = tomllib.loads(recipe.read_text(encoding="utf-8"))
     data.setdefault("topology", {})["ranks"] = ranks
+    data["workload"] = [entry for entry in data.get("workload", []) if _has_mesh(entry, ranks)]
+    if not data["workload"]:
+        return ()
     grown = {str(entry.get("name", "")): _grow(entry, ranks) for entry in data.get("workload", [])}
     read = parse(data, recipe)
     restrict: dict[str, Sequence[str | int]] = dict(read.restrict)
@@ -53,6 +57,16 @@ def targets_for(recipe: Path, ranks: int) -> tuple[Target, ...]:
         said = f" ({', '.join(grown[name])})" if grown.get(name) else ""
         found.append(Target(f"{name} w{ranks}{said}", spec, restrict))
     return tuple(found)
+
+
+def _has_mesh(entry: dict[str, Any], ranks: int) -> bool:
+    """Whether block matrices, where the workload declares them, have kernels on the most square mesh."""
+    from tilescale.spec.tensor import square_mesh
+
+    rows, cols = square_mesh(ranks)
+    a = entry.get("a")
+    blocks = isinstance(a, dict) and str(a.get("view")) == "Block"
+    return not blocks or (rows > 1 and cols % rows == 0 and (rows == cols or entry.get("algorithm") != "cannon"))
 
 
 def _grow(entry: dict[str, Any], ranks: int) -> list[str]:

@@ -17,6 +17,7 @@ from heapq import heappop, heappush
 
 from tilescale.costmodel.costs import Costs
 from tilescale.errors import PlanError
+from tilescale.schedules.contracting import contraction_size
 from tilescale.schedules.plan import Clear, Contract, Copy, Gemm, Launch, Plan, Reduce, Region, Role, Signal, Sum, Wait
 
 PARTS = ("launch", "compute", "copy", "link", "sync")
@@ -285,8 +286,8 @@ class _Simulation:
 
     def _contract_us(self, walker: _Walker, step: Contract) -> float:
         """The first wave takes the segments as they come; the waves behind it find all of them, and follow the last."""
-        (itemsize, out_itemsize), goal = self.itemsize, self.plan.goal
-        size = goal.starts[-1] // goal.row_bytes
+        itemsize, out_itemsize = self.itemsize
+        size = contraction_size(self.plan.goal)
         tile_us = self.costs.generated_tile_us(size, itemsize, out_itemsize)
         waves = -(-self.costs.tiles(step.m, step.n) // walker.role.blocks)
         return tile_us * (step.k / size + (waves - 1 if step.last else 0))

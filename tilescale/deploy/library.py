@@ -10,7 +10,7 @@ from tilescale.deploy.driver import Matrix
 from tilescale.deploy.epilogues import finished
 from tilescale.deploy.exchanging import LibraryExchange
 from tilescale.errors import BundleError, SpecError
-from tilescale.spec.contraction import contracts, gathered_operand
+from tilescale.spec.contraction import contracts, gathered_operand, in_blocks
 from tilescale.spec.declaration import Spec
 from tilescale.spec.result import kind_of
 
@@ -95,6 +95,8 @@ class Unfused:
             self._kind = kind_of(spec)
         except SpecError as error:
             raise BundleError("the library path knows the operation", spec.op, "load the kernels") from error
+        if in_blocks(spec):
+            raise BundleError("the library path knows the operation", spec.op, "load the kernels")
         self._contraction = gathered_operand(spec) if contracts(spec) else None
         self._torch, self._spec, self._group = torch, spec, group
         self._distributed = distributed or torch.distributed

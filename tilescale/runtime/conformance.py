@@ -8,6 +8,7 @@ from itertools import product
 
 from tilescale.codegen.program import Program
 from tilescale.runtime.emulator_report import Range, RunReport, Signalled, StepLog, Waited
+from tilescale.schedules.contracting import BOTH
 from tilescale.schedules.plan import Clear, Contract, Copy, Gemm, Plan, Reduce, Region, Role, Signal, Step, Sum, Wait
 
 
@@ -26,7 +27,7 @@ def deviations(plan: Plan, program: Program, report: RunReport, calls: int, firs
                 wanted = replace(_declared(step, role, rank, number, first_call + call, strides, totals), call=call)
                 if isinstance(step, Gemm) and plan.buffer(step.a.buffer).role == "input":
                     found = _within(found, wanted)
-                if isinstance(step, Contract):
+                if isinstance(step, Contract) and step.gathered != BOTH:
                     found = _of_local(found, wanted, step)
                 place = f"call {call} rank {rank} launch {launch.name} step {number} ({type(step).__name__})"
                 yield from _differences(place, wanted, found)

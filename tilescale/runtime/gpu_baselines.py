@@ -66,8 +66,8 @@ def _compute_only(rank: Rank, work: Workload, meet: Meet) -> Path:
 
     def factors(number: int) -> list[Any]:
         found = list(work.calls[number].inputs)
-        if work.kind == "gather":
-            found[moves[0].operand] = work.whole(number, moves[0].operand)
+        for move in moves if work.kind == "gather" else ():
+            found[move.operand] = work.whole(number, move.operand)
         return found
 
     pairs = [factors(number) for number in range(CALLS)]

@@ -14,7 +14,7 @@ from tilescale.deploy.library import gather_contraction, product
 from tilescale.errors import RunnerError
 from tilescale.runtime.gpu_check import CALLS, Workload
 from tilescale.runtime.gpu_contestant import Rank
-from tilescale.spec.contraction import contracts, gathered_operand
+from tilescale.spec.contraction import contracts, gathered_operand, in_blocks
 
 Meet = Callable[[Any], Sequence[Any]]
 Call = Callable[[int], Any]  # enqueues call number i on the current stream and returns its output
@@ -177,6 +177,8 @@ def nccl(rank: Rank, work: Workload, meet: Meet) -> Path:
     group, distributed = group_of(rank, meet, "nccl"), torch.distributed
     first, *rest = work.calls[0].inputs
     whole = part = None
+    if in_blocks(work.spec):
+        raise RunnerError("NCCL gathers one operand", work.spec.op, "compare with compute_only")
     sent = gathered_operand(work.spec) if contracts(work.spec) else None
     if work.kind == "gather" and rest and sent is None:
         whole = [torch.empty_like(work.whole(0)) for _ in range(CALLS)]

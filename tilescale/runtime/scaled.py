@@ -11,7 +11,7 @@ from tilescale.schedules.exchanges import exchanges
 from tilescale.schedules.lower import lower
 from tilescale.schedules.plan import Launch, Plan, Role, Signal
 from tilescale.schedules.schedule import Schedule
-from tilescale.spec.contraction import contracts, gathered_operand
+from tilescale.spec.contraction import contracts, gathered_operand, in_blocks
 from tilescale.spec.declaration import Spec
 from tilescale.spec.result import kind_of
 from tilescale.spec.tensor import Tensor, shard_sizes
@@ -50,6 +50,8 @@ def scaled(spec: Spec, schedule: Schedule) -> Scaled:
         return _scaled_local(spec, schedule)
     if contracts(spec):
         return _scaled_contraction(spec, schedule, chunks, gang)
+    if in_blocks(spec):
+        return _scaled_blocks(spec, schedule, gang)
     unit = schedule.block_m or COPY_ROWS
     rows = chunks * unit - unit // 2 + 8 if chunks > 1 else unit + unit // 2 + 8
     small = replace(schedule, num_comm_blocks=gang * schedule.depth,
@@ -83,6 +85,15 @@ def _scaled_contraction(spec: Spec, schedule: Schedule, chunks: int, gang: int) 
     small = replace(schedule, num_comm_blocks=gang * schedule.depth,
                     chunk_rows=0 if schedule.overlap == "none" else unit if chunks > 1 else 2 * unit)
     small_spec = _with(spec, ((m, k), (k, n)), (m, n))
+    return Scaled(small_spec, small, _on_few_blocks(small_spec, small), True)
+
+
+def _scaled_blocks(spec: Spec, schedule: Schedule, gang: int) -> Scaled:
+    """Two rows and two columns of tiles, with tails; panels of a block of the contraction and a shorter one."""
+    rows, cols = spec.topology.mesh_sizes
+    m, n, k = schedule.block_m + schedule.block_m // 2 + 8, schedule.block_n + 24, schedule.block_k + 24
+    small_spec = _with(spec, ((m * rows, k * cols), (k * cols, n * cols)), (m * rows, n * cols))
+    small = replace(schedule, num_comm_blocks=gang * schedule.depth)
     return Scaled(small_spec, small, _on_few_blocks(small_spec, small), True)
 
 

@@ -9,12 +9,13 @@ from functools import lru_cache
 from itertools import pairwise
 
 from tilescale.schedules import tile
+from tilescale.schedules.blocks import blocks_of
 from tilescale.schedules.exchanges import even, exchange_geometry, exchange_of, exchanges
 from tilescale.schedules.knob import BY_NAME
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import geometry_of, summed, sums
 from tilescale.schedules.transports import TRANSPORTS
-from tilescale.spec.contraction import contraction_inner, contracts, gathered_operand, in_whole_shards
+from tilescale.spec.contraction import contraction_inner, contracts, gathered_operand, in_blocks, in_whole_shards
 from tilescale.spec.op import Spec
 
 MAX_CHUNKS = 64
@@ -41,6 +42,8 @@ def _local_rows(spec: Spec) -> tuple[int, ...]:
     """Rows of every rank's shard; in a sum, those that it adds up; of a contraction that is gathered, its indices."""
     if sums(spec):
         return tuple(b - a for a, b in pairwise(summed(spec).bounds))
+    if in_blocks(spec):
+        return tuple(spec.inputs[0].local_shape(rank, spec.world)[1] for rank in range(spec.world))
     if contracts(spec):
         operand = gathered_operand(spec)
         return tuple(spec.inputs[operand].local_shape(rank, spec.world)[1 - operand] for rank in range(spec.world))
@@ -53,6 +56,8 @@ def _row_bytes(spec: Spec) -> int:
     the contraction."""
     if sums(spec):
         return summed(spec).row_bytes
+    if in_blocks(spec):
+        return math.gcd(*(math.prod(t.local_shape(0, spec.world)) * t.itemsize for t in spec.inputs))
     if contracts(spec):
         sent = gathered_operand(spec)
         return spec.inputs[sent].local_shape(0, spec.world)[sent] * spec.inputs[sent].itemsize
@@ -65,6 +70,8 @@ def _row_bytes(spec: Spec) -> int:
 
 @lru_cache(maxsize=64)
 def _even_columns(spec: Spec) -> bool:
+    if in_blocks(spec):
+        return all(len({t.local_shape(rank, spec.world) for rank in range(spec.world)}) == 1 for t in spec.inputs)
     other = spec.inputs[1 - gathered_operand(spec)] if len(spec.inputs) > 1 and contracts(spec) else spec.inputs[-1]
     return len(spec.inputs) < 2 or len({other.local_shape(rank, spec.world) for rank in range(spec.world)}) == 1
 
@@ -91,6 +98,8 @@ def _needed_bytes(spec: Spec, s: Schedule) -> int:
 @lru_cache(maxsize=64)
 def _gathered_bytes(spec: Spec) -> int:
     """Upper bound over directions: operands, output, and a gathered operand of two versions with its staging."""
+    if in_blocks(spec):
+        return sum(buffer.size * buffer.versions for buffer in blocks_of(spec).buffers())
     gathered = spec.inputs[gathered_operand(spec)]
     shard = _local_rows(spec)[0] * _row_bytes(spec)
     passed = [operand.tensor for operand in spec.operands] + [tensor for _, tensor in spec.outputs]
@@ -168,7 +177,7 @@ def _operand_alignment(spec: Spec, s: Schedule) -> bool:
     """Tensor maps want row pitches in 16 bytes."""
     if not _generated(spec, s):
         return True
-    if contracts(spec):
+    if contracts(spec) or in_blocks(spec):
         return all(pitch % 16 == 0 for pitch in _factor_pitches(spec))
     b = spec.inputs[1]
     k, n = b.local_shape(0, spec.world)
@@ -260,6 +269,10 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("contraction_in_one_product", "parts of a contraction are summed in registers: a library call takes all of "
                "it, behind copies of rows", lambda spec, s: not contracts(spec) or s.compute == "generated" or (
                    s.overlap == "none" and not in_whole_shards(spec))),
+    Constraint("blocks_in_one_kernel", "blocks of matrices are pushed by a kernel, and multiplied in it or behind it",
+               lambda spec, s: not in_blocks(spec) or (
+                   s.direction == "push" and s.overlap != "chunked" and s.compute == "generated"
+                   and TRANSPORTS[s.transport].agent == "blocks")),
     Constraint("contraction_beside_blocks", "a contraction chunked on streams is copied by blocks; copy engines feed the "
                "fused kernel", lambda spec, s: not (contracts(spec) and s.overlap == "chunked" and
                                                     s.transport == "copy_engine")),

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tilescale.schedules.agents import CALLER, Model, Work
-from tilescale.schedules.contracting import Sums
+from tilescale.schedules.contracting import BOTH, Sums
 from tilescale.schedules.following import Following
 from tilescale.schedules.footprint import SUMMED, describe, elements_of
 from tilescale.schedules.order import Run
@@ -20,6 +20,7 @@ from tilescale.schedules.story import Counterexample, Place
 
 OPERAND, PRODUCT, PART, OTHER, ZERO = "operand", "product", "part", "other", "zero"
 CARRIED = "carried"
+SECOND = "second"  # of the blocks of a mesh, those of b: bytes of all of them, rank after rank
 
 
 class Value(NamedTuple):
@@ -109,6 +110,8 @@ class DataFlow(Following):
             if buffer.role == "input" and buffer.name == self.goal.operand and end > start:
                 # The shard of a rank may be shorter than the buffer: the rest holds nothing.
                 self._contents(rank, buffer.name, call).write(0, end - start, Value(OPERAND, start, call, part))
+            elif buffer.role == "input" and self.goal.mesh[0]:
+                self._contents(rank, buffer.name, call).write(0, buffer.size, Value(SECOND, rank * buffer.size, call))
             elif buffer.role == "input" and buffer.name != self.goal.operand and buffer.size:
                 self._contents(rank, buffer.name, call).write(0, buffer.size, Value(OTHER, 0, call))
         return None
@@ -263,6 +266,8 @@ class DataFlow(Following):
 
     def _contract(self, rank: int, work: Work, step: Contract, call: int) -> Counterexample | None:
         """A segment of the operand times the same of the local one; the last of a group has taken all of it."""
+        if step.gathered == BOTH:
+            return self._panel(rank, work, step, call)
         pieces, local = self._read(step.segment, call), self._read(step.local, call)
         for region, found in ((step.segment, pieces), (step.local, local)):
             if not _filled(found, region, call):
@@ -271,7 +276,30 @@ class DataFlow(Following):
             if piece[2].kind != OPERAND:
                 return self._refuse(rank, work, call, step.segment, "must read the operand; it reads " + _told(piece))
         held = [(low, high, value.shift) for low, high, value in pieces]
-        wrong = self.sums.add((rank, work.launch, work.role), step, held)
+        return self._summed(rank, work, step, call, self.sums.add((rank, work.launch, work.role), step, held))
+
+    def _panel(self, rank: int, work: Work, step: Contract, call: int) -> Counterexample | None:
+        """A panel of block matrices: the block of a and the rows of b that meet at its indices, in this rank's row and
+        column of the mesh."""
+        goal, (rows, cols) = self.goal, self.goal.mesh
+        width, row_b = goal.starts[1] // goal.row_bytes, step.b.size // step.k
+        height = width * cols // rows
+        owner_a, owner_b = rank // cols * cols + step.at // width, step.at // height * cols + rank % cols
+        wanted = ((step.a, OPERAND, owner_a * step.a.size),
+                  (step.b, SECOND, (owner_b * height + step.at % height) * row_b))
+        for region, kind, first in wanted:
+            pieces = self._read(region, call)
+            if not _filled(pieces, region, call):
+                return self._unwritten(rank, work, region, call)
+            for piece in pieces:
+                if piece[2].kind != kind or piece[2].shift != first - region.offset:
+                    what = "the blocks of b" if kind == SECOND else "the operand"
+                    message = f"must multiply bytes from {first} on of {what}; it reads {_told(piece)}"
+                    return self._refuse(rank, work, call, region, message)
+        taken = self.sums.take((rank, work.launch, work.role), step, [(step.at, step.at + step.k)])
+        return self._summed(rank, work, step, call, taken)
+
+    def _summed(self, rank: int, work: Work, step: Contract, call: int, wrong: str | None) -> Counterexample | None:
         if wrong is not None:
             return self._refuse(rank, work, call, step.segment, wrong)
         if step.last:
@@ -350,7 +378,7 @@ def _say(value: Value, low: int, high: int) -> str:
         return f"another input of call {value.call}"
     if value.kind == ZERO:
         return f"zeros of call {value.call}"
-    what = {OPERAND: "the operand", PRODUCT: "the product", PART: "the parts of the product",
+    what = {SECOND: "the blocks of b", OPERAND: "the operand", PRODUCT: "the product", PART: "the parts of the product",
             CARRIED: "the sum on its way"}[value.kind]
     if value.ranks:
         what += f" of ranks {', '.join(map(str, value.ranks))}"

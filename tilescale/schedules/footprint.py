@@ -144,6 +144,8 @@ def _check_goal(plan: Plan) -> Counterexample | None:
     if goal.pieces:
         return _check_pieces(plan)
     starts = goal.starts
+    if goal.mesh[0] and (goal.mesh[0] * goal.mesh[1] != plan.world or len({b - a for a, b in pairwise(starts)}) != 1):
+        return Counterexample("structure", f"a mesh has equal blocks on all ranks; got {goal.mesh} and {starts}")
     if goal.keeps and (roles.get(goal.keeps) != "output" or plan.buffer(goal.keeps).size != starts[-1]):
         return Counterexample("structure", f"what holds the whole operand is an output of its size; got {goal.keeps}")
     if len(starts) != plan.world + 1 or starts[0] != 0 or any(a > b for a, b in pairwise(starts)):

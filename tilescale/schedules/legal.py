@@ -12,7 +12,7 @@ from tilescale.schedules.knob import BY_NAME
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import sums
 from tilescale.schedules.transports import TRANSPORTS
-from tilescale.spec.contraction import contracts, in_whole_shards
+from tilescale.spec.contraction import contracts, in_blocks, in_whole_shards
 from tilescale.spec.op import Spec
 
 DIRECTIONS = ("push", "pull")
@@ -44,12 +44,14 @@ def check(spec: object, schedule: object) -> None:
         _check_number(schedule, name, low)
     _check_algorithm(known, schedule)
     if not known.local:
-        _check_copying(schedule, _sends(known, schedule))
+        _check_copying(schedule, _sends(known, schedule), in_blocks(known))
     if known.operation.compute == "gemm":
         _check_product(schedule)
         _check_rows(known, schedule)
     if contracts(known):
         _check_contraction(known, schedule)
+    if in_blocks(known):
+        _check_blocks(schedule)
 
 
 def _check_names(s: Schedule) -> None:
@@ -126,9 +128,9 @@ def _check_exchange(spec: Spec, s: Schedule) -> None:
                             "use overlap='none' or direction='push'")
 
 
-def _check_copying(s: Schedule, sends: bool) -> None:
+def _check_copying(s: Schedule, sends: bool, whole: bool = False) -> None:
     blocks = TRANSPORTS[s.transport].agent == "blocks"
-    if s.overlap != "none" and s.chunk_rows == 0:
+    if s.overlap != "none" and s.chunk_rows == 0 and not whole:
         raise ScheduleError(f"an overlap of {s.overlap} has chunks", "chunk_rows=0", "set chunk_rows, or overlap='none'")
     if s.overlap == "none" and s.depth != 1:
         raise ScheduleError("one chunk is in flight where nothing overlaps", f"depth={s.depth}", "set depth=1")
@@ -140,6 +142,16 @@ def _check_copying(s: Schedule, sends: bool) -> None:
                             f"num_comm_blocks={s.num_comm_blocks}, depth={s.depth}", "make depth divide num_comm_blocks")
     if not blocks and s.num_comm_blocks:
         raise ScheduleError(f"{s.transport} uses no blocks to copy", f"num_comm_blocks={s.num_comm_blocks}", "set it to 0")
+
+
+def _check_blocks(s: Schedule) -> None:
+    given = f"direction={s.direction!r}, overlap={s.overlap!r}, transport={s.transport!r}, compute={s.compute!r}"
+    pushed = s.direction == "push" and TRANSPORTS[s.transport].agent == "blocks"
+    if not pushed or s.overlap == "chunked" or s.compute != "generated":
+        raise ScheduleError("blocks of matrices are pushed by blocks of a kernel, and multiplied in it or behind it", given,
+                            "use direction='push', overlap='fused' or 'none', transport='peer_copy' or 'tma'")
+    if s.chunk_rows:
+        raise ScheduleError("blocks of matrices travel whole", f"chunk_rows={s.chunk_rows}", "set chunk_rows=0")
 
 
 def _check_contraction(spec: Spec, s: Schedule) -> None:

@@ -154,9 +154,10 @@ class Contract:
     """Adds `a` (m x k) times `b` (k x n) to the running sums of `out` (m x n), for a segment of the contraction.
 
     The operand number `gathered` (0: a) is that segment alone, k rows of the operand of Goal; the other one is the whole
-    local operand, of which the segment begins at index `at` of the contraction. The steps of a role from one that is
-    `first` to the next that is `last` are a group, between which it only waits: blocks keep the sums of a tile in registers
-    and walk the group tile by tile, so the last one says when all of `out` is stored, rounded once.
+    local operand, of which the segment begins at index `at` of the contraction. With `gathered` 2, of block matrices, both
+    are segments. The steps of a role from one that is `first` to the next that is `last` are a group, between which it only
+    waits: blocks keep the sums of a tile in registers and walk the group tile by tile, so the last one says when all of
+    `out` is stored, rounded once.
     """
 
     a: Region
@@ -172,7 +173,7 @@ class Contract:
 
     @property
     def segment(self) -> Region:
-        return self.b if self.gathered else self.a
+        return self.b if self.gathered == 1 else self.a
 
     @property
     def local(self) -> Region:
@@ -181,7 +182,7 @@ class Contract:
     @property
     def width(self) -> int:
         """Elements of the gathered operand at an index of the contraction."""
-        return self.n if self.gathered else self.m
+        return self.n if self.gathered == 1 else self.m
 
 
 Step = Copy | Reduce | Clear | Signal | Wait | Gemm | Sum | Contract
@@ -254,6 +255,7 @@ class Goal:
     is one product over all of them, each once, with its whole local operand. `then`: epilogues that every row of the
     output has had, in this order, once it was complete. `extras`: the inputs that these, or the operation itself, read, in
     the order of Spec.extras. `keeps`: the output that holds the whole operand, "" where none does.
+    `mesh`: of block matrices, its rows and columns; "a" and "b" are then blocks, and starts count those of a.
     """
 
     operand: str
@@ -267,6 +269,7 @@ class Goal:
     scattered: bool = False
     contracts: bool = False
     keeps: str = ""
+    mesh: tuple[int, int] = (0, 0)
     pieces: tuple[tuple[Region, Region], ...] = ()
     then: tuple[str, ...] = ()
     extras: tuple[Extra, ...] = ()

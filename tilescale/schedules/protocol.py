@@ -14,6 +14,7 @@ from math import gcd
 
 from tilescale import canon
 from tilescale.schedules.boxes import Grids, pitches, walk_of
+from tilescale.schedules.contracting import BOTH
 from tilescale.schedules.footprint import accesses, counter_totals
 from tilescale.schedules.plan import Buffer, Contract, Copy, Gemm, Plan, Reduce, Region, Role, Signal, Step, Sum, Wait
 
@@ -52,6 +53,7 @@ def protocol(plan: Plan) -> Form:
         plan.goal.scattered,
         plan.goal.contracts,
         numbers.get(plan.goal.keeps, -1),
+        plan.goal.mesh,
         plan.goal.part_row_bytes > 0,
         tuple(units.scale(plan.goal.operand, s) for s in plan.goal.starts),
         *(units.region(region, numbers) for piece in plan.goal.pieces for region in piece),
@@ -68,7 +70,8 @@ class _Units:
         goal = plan.goal
         self.local = {step.b.buffer for _, step in _steps(plan) if isinstance(step, Gemm)}
         contracts = [step for _, step in _steps(plan) if isinstance(step, Contract)]
-        self.local |= {region.buffer for step in contracts for region in (step.local, step.out)}  # always whole
+        self.local |= {step.out.buffer for step in contracts}  # always whole
+        self.local |= {step.local.buffer for step in contracts if step.gathered != BOTH}
         self.operand, self.row = goal.operand, goal.row_bytes
         rows = {b.name: goal.row_bytes for b in plan.buffers} | _product_rows(plan)
         self.local |= {extra.buffer for extra in goal.extras if not extra.row_bytes}  # read whole: check_steps has seen it

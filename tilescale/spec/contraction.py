@@ -25,6 +25,11 @@ def contraction_inner(operand: int, tensor: Tensor) -> bool:
     return (tensor.order == "row") == (operand == 0)
 
 
+def in_blocks(spec: Spec) -> bool:
+    """Whether matrices lie in blocks on a mesh, so that both operands of a product travel."""
+    return spec.operation.compute == "gemm" and len(spec.operation.moves) > 1
+
+
 def in_whole_shards(spec: Spec) -> bool:
     """Whether only whole shards of the gathered operand are contiguous."""
     operand = gathered_operand(spec)

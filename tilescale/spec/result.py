@@ -90,7 +90,7 @@ def kind_of(spec: Spec) -> str:
     """Its kind of move, ``NO_MOVE`` for a local product. SpecError where no file says what the operation computes."""
     moves, compute = spec.operation.moves, spec.operation.compute
     kind = moves[0].kind if moves else NO_MOVE
-    if len(moves) > 1 or kind not in RESULTS or compute not in ("gemm", "copy"):
+    if len({move.kind for move in moves}) > 1 or kind not in RESULTS or compute not in ("gemm", "copy"):
         rule = "what the operation computes is described for " + ", ".join(RESULTS.names())
         raise SpecError(rule, f"{spec.op} ({kind})", "describe its kind of move in spec/results")
     return kind

@@ -1,6 +1,6 @@
 // Products along a contraction that arrives in segments. A block keeps the sums of a tile in registers while it walks the
-// segments, its own first; before its first tile touches a segment it waits for it. One operand is sent, the other is local;
-// both are seen as shards of the contraction, so that the last block of a shard is cut off at its end.
+// segments, its own first; before its first tile touches a segment it waits for it. One operand is sent, or both; the other is
+// local. Both are seen as shards of the contraction, so that the last block of a shard is cut off at its end.
 #pragma once
 
 namespace ts {
@@ -29,10 +29,12 @@ template <class C> TS_DEV u32 blocks_of_k(const Step& step) { return (step.per_c
 // tile comes in slabs of 64 of the other one, else in columns of 64 of the contraction.
 template <class C>
 TS_DEV void load_segment(const Call& call, const Maps& maps, const Step& step, u8* stage, u64* full, u32 k, TilePosition tile) {
-  const TensorMap* sent = &maps.a[step.source + (step.value == 2u ? call.calls & 1u : 0u)];
-  const TensorMap* map_a = C::sends_b ? &maps.b : sent;
-  const TensorMap* map_b = C::sends_b ? sent : &maps.b;
-  const int shard_a = (int)(C::sends_b ? (u32)step.size : step.counter), shard_b = (int)(C::sends_b ? step.counter : (u32)step.size);
+  const u32 odd = step.value == 2u ? call.calls & 1u : 0u;
+  const TensorMap* sent = &maps.a[step.source + odd];
+  const TensorMap* map_a = C::sent == 1 ? &maps.b : sent;
+  const TensorMap* map_b = C::sent == 1 ? sent : &maps.b;
+  if constexpr (C::sent == 2) map_b = odd != 0u ? &maps.b : &maps.a[2];
+  const int shard_a = (int)(C::sent == 1 ? (u32)step.size : step.counter), shard_b = (int)(C::sent == 1 ? step.counter : (u32)step.size);
   const int at = (int)((u32)step.source_offset + k), row = (int)(tile.m * C::block_m), column = (int)(tile.n * C::block_n);
   u8* b = stage + GemmLayout<C>::a_bytes;
   mb_expect(full, GemmLayout<C>::stage_bytes);
