@@ -80,7 +80,7 @@ def test_panels_that_do_not_meet_are_refused() -> None:
         assert found is not None
         assert found.rule == "data_flow"
         assert "must multiply bytes from" in str(found)
-    for values, rule in (({"k": 64}, "gemm_shape"), ({"at": 44}, "gemm_shape"), ({"gathered": 0}, "gemm_shape")):
+    for values, rule in (({"k": 64}, "gemm_shape"), ({"at": 44}, "gemm_shape"), ({"gathered": 0}, "structure")):
         found = verify(with_step(plan, 1, **values), cache=None).counterexample
         assert found is not None
         assert found.rule == rule
