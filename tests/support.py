@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilescale.spec.op import Spec, matmul, redistribute, shift
+from tilescale.spec.op import Spec, matmul, moe_combine, moe_dispatch, redistribute, shift
 from tilescale.spec.tensor import Tensor, square_mesh
 from tilescale.spec.topology import Topology
 from tilescale.spec.views import Block, FullCol, FullRow, Partial, Replicate, Shard
@@ -105,3 +105,14 @@ def exchange(name: str, ranks: int = 4, *, inputs: str = "ordinary", dtype: str 
         return redistribute(Tensor(x, dtype, Shard(2)), Shard(1), topology_, inputs=inputs)
     turn = {"sequence": (0, 2, 1, 3), "elements": (0, 2, 3, 1)}[name]
     return redistribute(Tensor(x, dtype, Shard(1)), Shard(1), topology_, transpose=turn, inputs=inputs)
+
+
+def routed(op: str, ranks: int = 4, *, tokens: int = 0, hidden: int = 136, experts: int = 0, top_k: int = 2,
+           dtype: str = "bfloat16", inputs: str = "ordinary", routing: str = "uniform", on: Topology | None = None) -> Spec:
+    """"dispatch" or "combine" of expert parallelism, small: by default two experts and eight tokens a rank."""
+    tokens, experts, topology_ = tokens or 8 * ranks, experts or 2 * ranks, on or topology(ranks)
+    if op == "dispatch":
+        return moe_dispatch(Tensor((tokens, hidden), dtype, FullRow), experts, top_k, topology_, routing=routing,
+                            inputs=inputs)
+    return moe_combine(Tensor((ranks * tokens * top_k, hidden), dtype, FullRow), tokens, experts, top_k, topology_,
+                       routing=routing, inputs=inputs)

@@ -114,7 +114,7 @@ def test_uneven_shards_leave_nothing_and_say_why() -> None:
 
 
 def test_a_row_without_kernels_is_refused_with_a_remedy() -> None:
-    spec = moe_dispatch(Tensor((4096, 8192), "bfloat16", FullRow), 8, 2,
+    spec = moe_dispatch(Tensor((4096, 8192), "bfloat16", FullRow, order="col"), 8, 2,
                         Topology.scale_model("8xH200-NVSwitch", ranks=4))
     assert spec.op == "moe_dispatch"
     with pytest.raises(SpecError, match="moe_dispatch has kernels"):

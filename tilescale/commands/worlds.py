@@ -78,7 +78,19 @@ def _grow(entry: dict[str, Any], ranks: int) -> list[str]:
             if isinstance(tensor, dict):
                 said += _grown(entry, key, tensor, ranks)
     _match(entry)
-    return said
+    return said + _grow_experts(entry, ranks)
+
+
+def _grow_experts(entry: dict[str, Any], ranks: int) -> list[str]:
+    """Experts lie evenly on ranks; those that a histogram lacks are as likely as its last."""
+    experts = entry.get("experts")
+    if not isinstance(experts, int) or experts % ranks == 0:
+        return []
+    entry["experts"] = -(-experts // ranks) * ranks
+    routing = str(entry.get("routing", ""))
+    if routing.startswith("histogram:"):
+        entry["routing"] = routing + ("," + routing.rpartition(",")[2]) * (entry["experts"] - experts)
+    return [f"experts {experts} as {entry['experts']}"]
 
 
 def _grown(entry: dict[str, Any], key: str, tensor: dict[str, Any], ranks: int) -> list[str]:

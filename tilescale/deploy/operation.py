@@ -16,6 +16,7 @@ from tilescale.deploy.members import Members
 from tilescale.errors import BundleError
 from tilescale.spec.contraction import contracts, gathered_operand
 from tilescale.spec.result import kind_of
+from tilescale.spec.routed import is_routed
 from tilescale.spec.tensor import Tensor
 from tilescale.spec.views import PartialView
 
@@ -82,6 +83,10 @@ class Operation:
         if torch.compiler.is_compiling():
             if len(self._spec.outputs) > 1:
                 return self._parts(self._compiled_several(inputs, out))
+            if self._spec.results:
+                wrote = ", ".join(result.name for result in self._spec.results)
+                raise BundleError("a compiled call writes its output alone", f"{self.name} writes {wrote} too",
+                                  "call it outside of torch.compile")
             if out is None:
                 return self._parts(torch.ops.tilescale.call(list(inputs), self.key))
             torch.ops.tilescale.call_out(list(inputs), out, self.key)
@@ -261,7 +266,7 @@ class Operation:
         if dim is None:
             placement = Partial() if isinstance(output.view, PartialView) else Replicate()
             return DTensor.from_local(result, mesh, [placement], run_check=False)
-        if kind_of(self._spec) != "reduce_scatter":
+        if is_routed(self._spec) or kind_of(self._spec) != "reduce_scatter":
             return DTensor.from_local(result, mesh, [Shard(dim)], run_check=False)
         shape = list(result.shape)
         shape[dim] = inputs[0].shape[dim]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tilescale.errors import RunnerError, nearest
 from tilescale.runtime.measure import Samples
+from tilescale.schedules.ragged import ragged
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import Space
 from tilescale.spec.op import Spec
@@ -67,6 +68,8 @@ def names_for(spec: Spec) -> tuple[str, ...]:
     """The baselines that make sense for a spec."""
     if spec.local:
         return ("compute_only",)
+    if ragged(spec):
+        return ("unfused",)  # libraries exchange rows whose number the host knows, and wait for it
     if spec.operation.compute == "gemm" and spec.inputs[0].dtype in ONE_BYTE:  # without schedules of library products
         return ("compute_only", "nccl+cublas") if spec.topology.kind == "real" else ("compute_only",)
     own = ("unfused", "compute_only") if spec.operation.compute == "gemm" else ("unfused",)
@@ -92,6 +95,9 @@ def check_names(spec: Spec, names: tuple[str, ...]) -> None:
         if spec.then and name != "compute_only" and (name != "unfused" or not _ends_in_sum(spec)):
             raise RunnerError("what is compared does the same work, epilogues too",
                               f"{name} for {spec.label}", "compare with " + ", ".join(names_for(spec)))
+        if ragged(spec) and name != "unfused":
+            raise RunnerError("what is compared needs no number of rows on the host", f"{name} for {spec.label}",
+                              "compare with unfused")
         if not name.startswith("torch.symm_mem"):
             continue
         if spec.topology.kind == "scale_model":

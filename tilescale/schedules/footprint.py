@@ -17,6 +17,7 @@ from tilescale.schedules.plan import (
     Gemm,
     Launch,
     Plan,
+    Ragged,
     Reduce,
     Region,
     Role,
@@ -45,6 +46,8 @@ def accesses(step: Step) -> tuple[tuple[Region, bool], ...]:
         return ((step.a, False), (step.b, False), *(((step.out, True),) if step.first else ()))
     if isinstance(step, Gemm):
         return (*((src, False) for src in (step.a, step.b, *step.extras)), (step.out, True))
+    if isinstance(step, Ragged):
+        return (*((region, False) for region in step.reads), *((region, True) for region in step.writes))
     return ()
 
 
@@ -80,6 +83,8 @@ def describe(step: Step) -> str:
     if isinstance(step, Contract):
         place = "".join(word for word, there in ((", first", step.first), (", last", step.last)) if there)
         return f"Contract {step.m}x{step.n}x{step.k} of {_region(step.segment)} from {step.at}{place}"
+    if isinstance(step, Ragged):
+        return f"Ragged {step.task} for rank {step.peer}"
     if isinstance(step, Signal):
         return f"Signal +{step.value} to counter {step.counter} of rank {step.rank}"
     return f"Wait for {step.value} on counter {step.counter}"
@@ -143,6 +148,8 @@ def _check_goal(plan: Plan) -> Counterexample | None:
             )
     if goal.pieces:
         return _check_pieces(plan)
+    if goal.ragged:
+        return None
     starts = goal.starts
     if goal.mesh[0] and (goal.mesh[0] * goal.mesh[1] != plan.world or len({b - a for a, b in pairwise(starts)}) != 1):
         return Counterexample("structure", f"a mesh has equal blocks on all ranks; got {goal.mesh} and {starts}")
@@ -230,6 +237,7 @@ def check_steps(plan: Plan) -> Counterexample | None:
         Gemm: _check_gemm,
         Contract: check_contract,
         Sum: _check_sum,
+        Ragged: _check_ragged,
         Signal: _check_signal,
         Wait: _check_wait,
     }
@@ -326,6 +334,12 @@ def _check_extras(plan: Plan, rank: int, step: Gemm | Sum, size: int) -> Problem
                 f"a step reads an extra operand of its rank whole, or the {size} bytes of it that are its rows of the "
                 f"output; got {_region(region)}"
             )
+    return None
+
+
+def _check_ragged(plan: Plan, rank: int, step: Ragged) -> Problem | None:
+    if not plan.goal.ragged or not 0 <= step.peer < plan.world:
+        return "structure", f"a ragged step is for one of {plan.world} ranks, of a ragged operation; got {describe(step)}"
     return None
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tilescale.errors import ScheduleError, nearest
 from tilescale.schedules import tile
 from tilescale.schedules.algorithms import ALGORITHMS
+from tilescale.schedules.ragged import ragged
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import sums
 from tilescale.spec.contraction import in_blocks
@@ -74,7 +75,8 @@ def _moves(spec: Spec, chosen: Partial) -> bool:
 
 
 def _chunked(spec: Spec, chosen: Partial) -> bool:
-    return chosen["overlap"] != "none" and not in_blocks(spec)
+    """Whether rows are cut into chunks; how many rows there are of ragged ones is not known, and blocks are whole."""
+    return chosen["overlap"] != "none" and not ragged(spec) and not in_blocks(spec)
 
 
 def _sends(spec: Spec, chosen: Partial) -> bool:
@@ -89,6 +91,8 @@ def _blocks_copy(spec: Spec, chosen: Partial) -> bool:
 
 
 def _streams(spec: Spec, chosen: Partial) -> bool:
+    if ragged(spec):
+        return False
     return chosen["overlap"] == "chunked" or (chosen["overlap"] == "fused" and _sends(spec, chosen))
 
 
@@ -142,7 +146,8 @@ KNOBS: tuple[Knob, ...] = (
     Knob("compute", ("library", "generated"), "generated", _computes),
     Knob("chunk_rows", (64, 128, 256, 512, 1024), 0, _chunked),
     Knob("depth", (1, 2, 4), 1, _streams),
-    Knob("chunk_order", ("peer_major", "chunk_major"), "peer_major", lambda s, c: c["overlap"] == "fused"),
+    Knob("chunk_order", ("peer_major", "chunk_major"), "peer_major",
+         lambda s, c: c["overlap"] == "fused" and not ragged(s)),
     Knob("num_comm_blocks", (2, 4, 8, 16, 32), 0, _blocks_copy),
     Knob("block_m", (8, 16, 32, 64, 128, 256), 0, _generated, _block_m),
     Knob("block_n", TILE_COLUMNS, 0, _generated, _columns),

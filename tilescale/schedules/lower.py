@@ -16,6 +16,7 @@ from tilescale.schedules.gather import RankPlan, Shape, lower_chunked, lower_fus
 from tilescale.schedules.geometry import geometry
 from tilescale.schedules.local import lower_local
 from tilescale.schedules.plan import Launch, Plan
+from tilescale.schedules.ragged import ragged, ragged_structure
 from tilescale.schedules.reduce import SumPlan, SumShape, counters, sum_chunked, sum_fused, sum_none
 from tilescale.schedules.ring import RingPlan, ring_sums
 from tilescale.schedules.schedule import Schedule
@@ -128,6 +129,8 @@ def _structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
     """The plan but for the sizes of kernels that multiply."""
     if sums(spec):
         return _sum_structure(spec, schedule, share)
+    if ragged(spec):
+        return ragged_structure(spec, schedule, share)
     if exchanges(spec):
         return _exchange_structure(spec, schedule, share)
     if in_blocks(spec):

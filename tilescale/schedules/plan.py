@@ -185,7 +185,22 @@ class Contract:
         return self.n if self.gathered == 1 else self.m
 
 
-Step = Copy | Reduce | Clear | Signal | Wait | Gemm | Sum | Contract
+@dataclass(frozen=True)
+class Ragged:
+    """A part of an operation whose sizes are known on the device alone; `task` is one of ragged.TASKS, which say what each
+    reads and writes. Regions are what may be touched at most, in the order that the task fixes; blocks of the role share
+    what there is. `peer`: the rank that receives, or the own one. `expected`: bytes of rows that are moved where tokens are
+    routed as declared, for cost models alone.
+    """
+
+    task: str
+    reads: tuple[Region, ...]
+    writes: tuple[Region, ...]
+    peer: int
+    expected: int = 0
+
+
+Step = Copy | Reduce | Clear | Signal | Wait | Gemm | Sum | Contract | Ragged
 
 
 @dataclass(frozen=True)
@@ -206,8 +221,9 @@ class Launch:
     """A kernel with its roles, one copy by a copy engine, or one library call.
 
     It starts when the launch before it on its `stream` and all of `after` have completed. Blocks of the roles are
-    numbered in the order of `roles`. `family`: which kernel carries it out, "copy", "signal", "sum", "gemm" or "fused";
-    or "copy_engine", "library". `cluster`: consecutive blocks that start together and reach each other's shared memory.
+    numbered in the order of `roles`. `family`: which kernel carries it out, "copy", "signal", "sum", "gemm", "fused"
+    or "moe"; or "copy_engine", "library". `cluster`: consecutive blocks that start together and reach each other's shared
+    memory.
     """
 
     name: str
@@ -255,7 +271,8 @@ class Goal:
     is one product over all of them, each once, with its whole local operand. `then`: epilogues that every row of the
     output has had, in this order, once it was complete. `extras`: the inputs that these, or the operation itself, read, in
     the order of Spec.extras. `keeps`: the output that holds the whole operand, "" where none does.
-    `mesh`: of block matrices, its rows and columns; "a" and "b" are then blocks, and starts count those of a.
+    `mesh`: of block matrices, its rows and columns; "a" and "b" are then blocks, and starts count those of a. `ragged`:
+    what outputs hold is known on the device alone (see ragged_flow.py).
     """
 
     operand: str
@@ -273,6 +290,7 @@ class Goal:
     pieces: tuple[tuple[Region, Region], ...] = ()
     then: tuple[str, ...] = ()
     extras: tuple[Extra, ...] = ()
+    ragged: bool = False
 
     @property
     def product_row_bytes(self) -> int:
@@ -281,7 +299,7 @@ class Goal:
 
     def output_span(self, rank: int, size: int) -> tuple[int, int]:
         """First byte of the whole output that the output of `rank` (a buffer of `size` bytes) holds, and how many."""
-        if self.pieces or self.contracts:
+        if self.pieces or self.contracts or self.ragged:
             return 0, size
         whole = self.starts[-1] // self.row_bytes * self.output_row_bytes
         if size == whole and not self.scattered:

@@ -16,7 +16,21 @@ from tilescale import canon
 from tilescale.schedules.boxes import Grids, pitches, walk_of
 from tilescale.schedules.contracting import BOTH
 from tilescale.schedules.footprint import accesses, counter_totals
-from tilescale.schedules.plan import Buffer, Contract, Copy, Gemm, Plan, Reduce, Region, Role, Signal, Step, Sum, Wait
+from tilescale.schedules.plan import (
+    Buffer,
+    Contract,
+    Copy,
+    Gemm,
+    Plan,
+    Ragged,
+    Reduce,
+    Region,
+    Role,
+    Signal,
+    Step,
+    Sum,
+    Wait,
+)
 
 Form = tuple[object, ...]
 
@@ -58,6 +72,7 @@ def protocol(plan: Plan) -> Form:
         tuple(units.scale(plan.goal.operand, s) for s in plan.goal.starts),
         *(units.region(region, numbers) for piece in plan.goal.pieces for region in piece),
         *_extended(plan, numbers),
+        *((plan.op,) if plan.goal.ragged else ()),
     )
     phases = tuple((phase.counter, phase.arrivals) for phase in plan.phases)
     return (plan.counters, buffers, goal, phases, tuple(ranks))
@@ -196,6 +211,7 @@ def _step(step: Step, units: _Units, numbers: dict[str, int], free: frozenset[tu
         *((step.gathered, units.at(step), step.first, step.last) if isinstance(step, Contract) else ()),
         *((step.then,) if isinstance(step, Gemm | Sum) and step.then else ()),
         *((step.carried, step.out) if isinstance(step, Sum) and _travels(step) else ()),
+        *((step.task, step.peer) if isinstance(step, Ragged) else ()),
         *(units.region(region, numbers) for region, _ in accesses(step)),
     )
 
@@ -288,6 +304,9 @@ class _View:
             regions = [*sorted(regions[:-1]), regions[-1], (step.dst.size == step.srcs[0].size,)]
         if isinstance(step, Gemm | Sum) and step.then:
             regions = [*regions, step.then]
+        if isinstance(step, Ragged):  # that reads of all ranks alike
+            reads, peer = len(step.reads), (step.peer - self.base) % self.plan.world
+            regions = [(step.task, peer), *sorted(regions[:reads]), ("writes",), *sorted(regions[reads:])]
         return (type(step).__name__.lower(), *regions)
 
     def region(self, region: Region) -> Form:

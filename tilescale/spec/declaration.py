@@ -83,9 +83,15 @@ class Spec:
         return (*own, *(extra for epilogue in self.epilogues for extra in epilogue.extras(self)))
 
     @cached_property
+    def results(self) -> tuple[Operand, ...]:
+        """What is written beside ``output``, into operands that callers pass."""
+        return self.operation.results(self)
+
+    @cached_property
     def operands(self) -> tuple[Operand, ...]:
-        """All that a caller passes, by name and in order: ``inputs``, then ``extras``."""
-        return (*(Operand(name, tensor) for name, tensor in zip(INPUTS, self.inputs, strict=False)), *self.extras)
+        """All that a caller passes, by name and in order: ``inputs``, then ``extras``, then ``results``."""
+        inputs = (Operand(name, tensor) for name, tensor in zip(INPUTS, self.inputs, strict=False))
+        return (*inputs, *self.extras, *self.results)
 
     @property
     def extended(self) -> bool:

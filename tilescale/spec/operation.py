@@ -53,7 +53,8 @@ class Operation:
     a sentence why an operation with kernels has none for this spec, else "". ``holds(spec, rank)``: of an exchange, what
     ``rank`` receives; from this its schedules, proofs, checks and library path follow. ``extras(spec)``: operands beside
     the inputs that the operation itself reads, such as scales; those of epilogues follow them. ``beside(spec)``: names and
-    tensors that a call returns beside the output, as attributes of the declaration ask for.
+    tensors that a call returns beside the output, as attributes of the declaration ask for. ``results(spec)``: what it
+    writes beside its output, into operands that callers pass.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Operation:
     holds: Callable[[Spec, int], Result] | None = None
     extras: Callable[[Spec], tuple[Operand, ...]] = _no_extras
     beside: Callable[[Spec], tuple[tuple[str, Tensor], ...]] = _nothing
+    results: Callable[[Spec], tuple[Operand, ...]] = _no_extras
 
 
 OPERATIONS: Registry[Operation] = Registry("operation", package="tilescale.spec.ops")
