@@ -96,14 +96,18 @@ class BlockPlan:
                 Launch("receive", 0, (Role("receive", "blocks", 1, arrivals),), (), "signal", SIGNAL_THREADS),
                 Launch("work", 0, (work,), (), "gemm"))
 
+    @property
+    def held(self) -> int:
+        """The counter that says that both own blocks are where they are multiplied."""
+        return self.counter(0, self.place[1])
+
     # -- what travels --------------------------------------------------------------------------------------------------
     def sent(self, gang: int) -> list[Step]:
         """What copy gang `gang` does: the own blocks to where they are multiplied, then its share of what is sent."""
         steps: list[Step] = []
         if gang == 0:
-            for axis in (0, 1):
-                steps.append(Copy(self.own(axis), self.landed(self.rank, axis, self.place[1 - axis])))
-                steps += [Signal(self.rank, self.counter(axis, self.place[1 - axis]))] if self.shape.fused else []
+            steps += [Copy(self.own(axis), self.landed(self.rank, axis, self.place[1 - axis])) for axis in (0, 1)]
+            steps += [Signal(self.rank, self.held)] if self.shape.fused else []
         along = [[step for step in pair if step] for pair in zip_longest(self.transfers(0), self.transfers(1))]
         for move in [move for pair in along for move in pair][gang :: self.shape.depth]:
             steps += move
@@ -146,7 +150,7 @@ class BlockPlan:
     # -- what is multiplied --------------------------------------------------------------------------------------------
     def products(self, waits: bool) -> list[Step]:
         """Panels of the contraction in the order in which their blocks of A come, each behind the waits that are new."""
-        geo, steps, seen = self.geo, list[Step](), set[int]()
+        geo, steps, seen = self.geo, list[Step](), {self.counter(1, self.place[0])}  # its own panel comes first
         for back in range(geo.cols):
             panel = (self.place[1] - back) % geo.cols
             at = panel * geo.k_a
