@@ -82,11 +82,11 @@ def local_gemm(shape: tuple[int, int, int], *, order: str = "col", dtype: str = 
 
 
 def exchange(name: str, ranks: int = 4, *, inputs: str = "ordinary", dtype: str = "bfloat16", heads: int = 0,
-             scale: int = 1, turned_back: bool = False, on: Topology | None = None) -> Spec:
+             scale: int = 1, turned_back: bool = False, on: Topology | None = None, less: int = 0) -> Spec:
     """An operation that only moves parts of tensors, small: "shift" and "shift back", "broadcast" from the last rank,
     "columns" of a matrix instead of rows (`turned_back`: the other way), "heads" of attention instead of a sequence,
     "sequence" instead of heads with the turn of both, "elements" with a turn of the last dimension, and "square", a turn
-    of two dimensions of one size."""
+    of two dimensions of one size. `less`: how much the rows, heads and sequence lack of a multiple of the ranks."""
     topology_, rows = on or topology(ranks), 128 * ranks * scale
     heads = heads or 7 * ranks  # no divisor of the threads that copy: their places carry from loop to loop
     if name in ("shift", "shift back"):
@@ -96,11 +96,12 @@ def exchange(name: str, ranks: int = 4, *, inputs: str = "ordinary", dtype: str 
         return redistribute(Tensor((200, 96), dtype, Replicate), Replicate, topology_, root=ranks - 1, inputs=inputs)
     if name == "columns":
         views = (FullCol, FullRow) if turned_back else (FullRow, FullCol)
-        return redistribute(Tensor((rows, 24 * ranks), dtype, views[0]), views[1], topology_, inputs=inputs)
+        return redistribute(Tensor((rows - less, 24 * ranks - less), dtype, views[0]), views[1], topology_, inputs=inputs)
     if name == "square":
-        return redistribute(Tensor((64 * ranks, 64 * ranks, 16), dtype, FullRow), FullRow, topology_, transpose=(1, 0, 2),
+        size = 64 * ranks - less
+        return redistribute(Tensor((size, size, 16), dtype, FullRow), FullRow, topology_, transpose=(1, 0, 2),
                             inputs=inputs)
-    x = (2, heads, 80 * ranks * scale, 16)
+    x = (2, heads - less, 80 * ranks * scale - less, 16)
     if name == "heads":
         return redistribute(Tensor(x, dtype, Shard(2)), Shard(1), topology_, inputs=inputs)
     turn = {"sequence": (0, 2, 1, 3), "elements": (0, 2, 3, 1)}[name]

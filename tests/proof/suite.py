@@ -38,6 +38,7 @@ _LARGE = {"block_m": 128, "block_n": 256}
 _copied = redistribute(Tensor((182, 1032), "bfloat16", FullRow), Replicate, topology=_ON)
 RUNS: dict[str, tuple[Spec, Schedule]] = {
     "copy": (_copied, _COPY),
+    "groups": (_copied, replace(_COPY, copy_scope="warp")),
     "copy behind": (_copied, replace(_COPY, overlap="none", chunk_rows=0, depth=1)),
     "tma": (all_gather((304, 16392), 2), replace(_COPY, transport="tma", num_comm_blocks=2)),
     "tma small": (all_gather((182, 296), 2), replace(_COPY, transport="tma", num_comm_blocks=2)),
@@ -71,12 +72,6 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
         replace(FUSED, direction="pull", chunk_rows=128, depth=1, num_comm_blocks=0, **_LARGE)),
     "odd columns of floats": (
         ag_gemm((144, 302, 72), 2, out_dtype="float32", on=_ON), replace(FUSED, overlap="chunked", num_comm_blocks=2)),
-    "segments": (contraction("weights", (400, 304, 304), 2, on=_ON), FUSED),
-    "segments, col": (
-        contraction("weights col", (400, 304, 304), 2, on=_ON), replace(FUSED, chunk_rows=256, depth=1, transport="tma")),
-    "panels": (in_blocks(4, (88, 152, 88), on=Topology.shared_gpu(ranks=4)), replace(FUSED, chunk_rows=0)),
-    "segments, turned": (
-        contraction("gradients", (304, 400, 304), 2, on=_ON), replace(FUSED, direction="pull", chunk_rows=128, **_LARGE)),
     "product": (gemm_rs((304, 304, 816), 2, out="Partial", on=_ON), LOCAL),
     "product in clusters": (
         gemm_rs((304, 304, 816), 2, out="Partial", on=_ON), replace(LOCAL, block_m=128, cluster_m=2)),
@@ -89,6 +84,17 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
         gemm_rs((13, 302, 816), 2, out="Partial", order="col", on=_ON),
         replace(FEW, split_k=1, block_n=128, num_stages=3)),
 }
+RUNS |= {
+    "segments": (contraction("weights", (400, 304, 304), 2, on=_ON), FUSED),
+    "segments, col": (
+        contraction("weights col", (400, 304, 304), 2, on=_ON), replace(FUSED, chunk_rows=256, depth=1, transport="tma")),
+    "panels": (in_blocks(4, (88, 152, 88), on=Topology.shared_gpu(ranks=4)), replace(FUSED, chunk_rows=0)),
+    "segments, turned": (
+        contraction("gradients", (304, 400, 304), 2, on=_ON), replace(FUSED, direction="pull", chunk_rows=128, **_LARGE)),
+    "product of bytes": (gemm_rs((304, 304, 800), 2, out="Partial", order="col", dtype="float8_e4m3fn", on=_ON), BYTES),
+    "few rows of bytes": (
+        gemm_rs((13, 304, 1632), 2, out="Partial", order="col", dtype="float8_e4m3fn", on=_ON), replace(FEW, block_k=256)),
+}
 # Entries of a block in two turns, the second with a tail; rows of a turn of a warp and a tail, more than load together.
 _ROUTED = {"tokens": 360, "hidden": 165, "experts": 8, "top_k": 6, "dtype": "float16", "on": _ON}
 RUNS |= {
@@ -98,9 +104,6 @@ RUNS |= {
     "combine": (routed("combine", 2, **_ROUTED), GANG),  # type: ignore[arg-type]
     "combine pulled": (routed("combine", 2, **_ROUTED, inputs="symmetric"),  # type: ignore[arg-type]
                        replace(GANG, direction="pull")),
-    "product of bytes": (gemm_rs((304, 304, 800), 2, out="Partial", order="col", dtype="float8_e4m3fn", on=_ON), BYTES),
-    "few rows of bytes": (
-        gemm_rs((13, 304, 1632), 2, out="Partial", order="col", dtype="float8_e4m3fn", on=_ON), replace(FEW, block_k=256)),
 }
 RUNS["signals"] = (between_two(), Schedule(
     compute="generated", block_m=128, block_n=256, block_k=64, num_stages=3, raster_group=4))

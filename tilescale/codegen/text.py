@@ -23,6 +23,7 @@ from tilescale.spec.op import Spec
 ELEMENTS = {"bfloat16": "ts::Bf16", "float16": "ts::Fp16", "float32": "ts::Fp32",
             "float8_e4m3fn": "ts::E4m3", "float8_e5m2": "ts::E5m2"}
 PRODUCTS = ("gemm", "fused", "small_m")  # families of kernels that multiply
+SCOPES = {"warpgroup": 128, "warp": 32}  # threads that copy together, where these are not all of the block
 CARRIED_SOURCES = 2  # of a sum that goes on: the sum so far, and a part
 
 
@@ -65,6 +66,8 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
     constants = _copying(spec, schedule, launch)
     if any(isinstance(step, Copy) and step.src.loops for step in launch.steps):
         constants["copy_strided"] = True
+    if schedule.copy_scope != "block" and any(isinstance(step, Copy) for step in launch.steps):
+        constants["copy_group"] = SCOPES[schedule.copy_scope]
     if launch.family == "sum" and schedule.algorithm == "ring":
         constants |= {"sum_sources": CARRIED_SOURCES, "sum_carries": True}
     if launch.family in PRODUCTS:

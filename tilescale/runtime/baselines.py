@@ -68,10 +68,10 @@ def names_for(spec: Spec) -> tuple[str, ...]:
     """The baselines that make sense for a spec."""
     if spec.local:
         return ("compute_only",)
-    if ragged(spec):
-        return ("unfused",)  # libraries exchange rows whose number the host knows, and wait for it
     if spec.operation.compute == "gemm" and spec.inputs[0].dtype in ONE_BYTE:  # without schedules of library products
         return ("compute_only", "nccl+cublas") if spec.topology.kind == "real" else ("compute_only",)
+    if ragged(spec):
+        return ("unfused",)  # libraries exchange rows whose number the host knows, and wait for it
     own = ("unfused", "compute_only") if spec.operation.compute == "gemm" else ("unfused",)
     if spec.then:
         return own if _ends_in_sum(spec) else own[1:]

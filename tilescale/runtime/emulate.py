@@ -146,7 +146,7 @@ class Run:
         found: dict[str, Memory] = {}
         for buffer in self.plan.buffers:
             size = strides.get(buffer.name, 0) * (buffer.versions - 1) + buffer.size
-            found[buffer.name] = self.machine.register_memory(rank, buffer.name, size)
+            found[buffer.name] = self.machine.register_memory(rank, buffer.name, max(1, size))  # of no rows: not used
         epoch = self.conditions.first_call
         counts = b"".join(
             (epoch * total % 2**32).to_bytes(COUNTER_BYTES, "little") for total in self.plan.counter_totals(rank))

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from tilescale.schedules import tile
 from tilescale.schedules.blocks import blocks_of
-from tilescale.schedules.exchanges import even, exchange_geometry, exchange_of, exchanges
+from tilescale.schedules.exchanges import exchange_geometry, exchange_of, exchanges
 from tilescale.schedules.knob import BY_NAME
 from tilescale.schedules.ragged import RaggedGeometry, ragged, ragged_geometry
 from tilescale.schedules.schedule import Schedule
@@ -264,10 +264,10 @@ def _split_fills(spec: Spec, s: Schedule) -> bool:
 
 
 CONSTRAINTS: tuple[Constraint, ...] = (
-    Constraint("even_shards", "every rank holds the same number of rows, before and after an exchange",
-               lambda spec, s: even(spec) if exchanges(spec) else sums(spec) or ragged(spec)
-               or len(set(_local_rows(spec))) == 1),
     Constraint("even_columns", "every rank holds as many columns, or rows, of B", lambda spec, s: _even_columns(spec)),
+    Constraint("even_contraction", "every rank holds as much of a contraction that is gathered, and something to multiply",
+               lambda spec, s: not (contracts(spec) or in_blocks(spec)) or (
+                   len(set(_local_rows(spec))) == 1 and min(spec.mnk) > 0)),
     Constraint("gpu_memory", "operands, output and workspace of a rank fit its share of the GPU's memory",
                lambda spec, s: _needed_bytes(spec, s) <= _memory_bytes(spec)),
     Constraint("rows_contiguous", "the gathered operand is row-major, so that a chunk of rows is contiguous",
@@ -335,6 +335,11 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("fused_has_kernel", "a fused schedule has a kernel to fuse into",
                lambda spec, s: not (s.overlap == "fused" and spec.operation.compute != "gemm"
                                     and s.transport == "copy_engine" and s.direction == "pull")),
+    Constraint("even_products", "products of the rows that a rank gathers are generated where all shards have as many",
+               lambda spec, s: not _generated(spec, s) or spec.operation.moves == () or sums(spec)
+               or len(set(_local_rows(spec))) == 1),
+    Constraint("rows_to_multiply", "products of no rows are left to the library, which is not called for them",
+               lambda spec, s: not _generated(spec, s) or spec.mnk[0] > 0),
     Constraint("wgmma_arch", "generated products use wgmma, which sm_90a has",
                lambda spec, s: not _generated(spec, s) or spec.topology.gpu.arch == "sm_90a"),
     Constraint("wgmma_dtype", "generated products take operands of one type: bfloat16, float16, float8_e4m3fn, float8_e5m2",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from tilescale.errors import PlanError
 from tilescale.schedules.gather import RankPlan
-from tilescale.schedules.geometry import Chunk, Geometry, cut
+from tilescale.schedules.geometry import Chunk, Geometry
 from tilescale.schedules.plan import Buffer, Contract, Copy, Gemm, Goal, Region, Step
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.contraction import NAMES, gathered_operand, in_whole_shards
@@ -42,7 +42,7 @@ class Contraction(Geometry):
         found = [Buffer(name, "input", sizes[name], name == self._sent and self.symmetric and not self.push)
                  for name in NAMES]
         found.append(Buffer("out", "output", self.m * self.output_row_bytes))
-        found.append(Buffer("gather", "workspace", self.world * self.shard_bytes, self.push, 2 if self.push else 1))
+        found.append(Buffer("gather", "workspace", self.total * self.row_bytes, self.push, 2 if self.push else 1))
         if self.stages:
             found.append(Buffer("staging", "workspace", self.shard_bytes, True, 2))
         return tuple(found)
@@ -76,9 +76,9 @@ def contraction(spec: Spec, schedule: Schedule) -> Contraction:
     itemsize = spec.inputs[operand].itemsize
     chunk_rows = 0 if in_whole_shards(spec) else schedule.chunk_rows
     return Contraction(
-        world=world, rows=rows, row_bytes=width * itemsize, output_row_bytes=b[1] * spec.output.itemsize, n=b[1], k=k,
-        b_bytes=0, push=schedule.direction == "push", symmetric=spec.placement == "symmetric",
-        chunks=cut(rows, chunk_rows), operand=operand, m=a[0],
+        held=(rows,) * world, row_bytes=width * itemsize, output_row_bytes=b[1] * spec.output.itemsize, n=b[1], k=k,
+        b_bytes=0, push=schedule.direction == "push", symmetric=spec.placement == "symmetric", chunk_rows=chunk_rows,
+        operand=operand, m=a[0],
         local_bytes=other * k * spec.inputs[1 - operand].itemsize)
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
-from tilescale.schedules.boxes import Box, Grids, axes, box_of, grid_of, meet, remaining, span
+from tilescale.schedules.boxes import Box, Grids, axes, box_of, grid_of, meet, remaining, span, whole_of
 from tilescale.schedules.contracting import Problem, check_contract, check_groups
 from tilescale.schedules.plan import (
     Buffer,
@@ -116,7 +116,9 @@ def check_structure(plan: Plan) -> Counterexample | None:
                 f"buffer {buffer.name} must have its own name, a role of {ROLES}, one or two "
                 f"versions and a size; got {buffer}",
             )
-        if buffer.grid and (min(buffer.grid) < 1 or prod(buffer.grid) != buffer.size):
+        grids = buffer.rank_grids
+        wrong = len(grids) not in (0, plan.world) or max(map(prod, grids), default=0) > buffer.size
+        if wrong or (buffer.grid and (min(buffer.grid) < 1 or prod(buffer.grid) != buffer.size)):
             return Counterexample("structure", f"a grid must hold the bytes of its buffer; got {buffer}")
     problem = _check_goal(plan)
     if problem:
@@ -176,11 +178,11 @@ def _check_goal(plan: Plan) -> Counterexample | None:
 def _check_pieces(plan: Plan) -> Counterexample | None:
     """The pieces are boxes of operands and outputs, and cover each output once."""
     goal, wanted = plan.goal, dict[int, list[Box]]()
-    grids = {name: grid_of(plan.buffer(name)) for name in (goal.operand, goal.output)}
     for target, source in goal.pieces:
-        box, known = box_of(target, grids[goal.output]), source.buffer == goal.operand and target.buffer == goal.output
-        fits = target.size == source.size and box_of(source, grids[goal.operand]) is not None
-        if not known or not fits or box is None or axes(source, target, (grids[goal.operand], grids[goal.output])) is None:
+        ends = grid_of(plan.buffer(goal.operand), source.rank), grid_of(plan.buffer(goal.output), target.rank)
+        box, known = box_of(target, ends[1]), source.buffer == goal.operand and target.buffer == goal.output
+        fits = target.size == source.size and box_of(source, ends[0]) is not None
+        if not known or not fits or box is None or axes(source, target, ends) is None:
             return Counterexample(
                 "structure",
                 f"a piece must go from the operand to the output, from a box to one of its shape; got {_region(source)} "
@@ -188,9 +190,9 @@ def _check_pieces(plan: Plan) -> Counterexample | None:
             )
         wanted.setdefault(target.rank, []).append(box)
     for rank in range(plan.world):
-        boxes = wanted.get(rank, [])
-        left = remaining(tuple((0, size) for size in grids[goal.output]), boxes)
-        twice = sum(prod(high - low for low, high in box) for box in boxes) > plan.buffer(goal.output).size
+        boxes, grid = wanted.get(rank, []), grid_of(plan.buffer(goal.output), rank)
+        left = [part for whole in whole_of(grid) for part in remaining(whole, boxes)]
+        twice = sum(prod(high - low for low, high in box) for box in boxes) > prod(grid)
         if left or twice:
             return Counterexample("structure", f"the pieces must cover the output of rank {rank}, each byte once")
     return None
@@ -262,8 +264,8 @@ def _check_region(plan: Plan, rank: int, region: Region, write: bool, buffer: Bu
         return "bounds", f"{_region(region)} is not in a buffer of the plan"
     if region.offset < 0 or region.size <= 0 or region.end > buffer.size:
         return "bounds", f"{_region(region)} is not inside a buffer of {buffer.size} bytes"
-    if (region.loops or buffer.grid) and box_of(region, grid_of(buffer)) is None:
-        return "structure", f"{_region(region)} must be a box of the grid {grid_of(buffer)} of its buffer"
+    if (region.loops or buffer.grid) and box_of(region, grid_of(buffer, region.rank)) is None:
+        return "structure", f"{_region(region)} must be a box of the grid {grid_of(buffer, region.rank)} of its buffer"
     if region.rank != rank and not buffer.peer_visible:
         return "visibility", f"rank {rank} uses {region.buffer} of rank {region.rank}, which peers cannot see"
     if write and buffer.role == "input":
@@ -278,7 +280,7 @@ def _overlapping(step: Step, grids: Grids) -> Region | None:
             if write and not other_write and (region.rank, region.buffer) == (other.rank, other.buffer):
                 shared = meet(grids.box(region), grids.box(other))
                 if shared is not None:
-                    low, high = span(shared, grids.grids[region.buffer])
+                    low, high = span(shared, grids.of(region.buffer, region.rank))
                     return Region(region.buffer, region.rank, low, high - low)
     return None
 
@@ -292,7 +294,7 @@ def _check_copy(plan: Plan, rank: int, step: Copy) -> Problem | None:
         return "copy_size", f"a copy reads as many bytes as it writes; got {step.src.size} and {step.dst.size}"
     if not (step.src.loops or step.dst.loops):
         return None
-    grids = tuple(grid_of(plan.buffer(region.buffer)) for region in (step.src, step.dst))
+    grids = tuple(grid_of(plan.buffer(region.buffer), region.rank) for region in (step.src, step.dst))
     if axes(step.src, step.dst, (grids[0], grids[1])) is None:
         return "copy_size", f"a copy takes rows of one shape from one place to another; got {describe(step)}"
     return None

@@ -90,6 +90,17 @@ def _blocks_copy(spec: Spec, chosen: Partial) -> bool:
     return _moves(spec, chosen) and chosen["transport"] != "copy_engine" and _sends(spec, chosen)
 
 
+def _scoped(spec: Spec, chosen: Partial) -> bool:
+    """Whether the threads of blocks copy, and nothing multiplies beside them: only then may they be what binds."""
+    if not _blocks_copy(spec, chosen) or chosen["transport"] != "peer_copy" or _computes(spec, chosen):
+        return False
+    if not sums(spec):
+        return True
+    if chosen["algorithm"] == "ring":  # sums are stored by those who add; only complete ones are passed on
+        return any(move.kind == "all_reduce" for move in spec.operation.moves)
+    return chosen["direction"] == "push" or chosen["algorithm"] == "two_shot" or spec.placement != "symmetric"
+
+
 def _streams(spec: Spec, chosen: Partial) -> bool:
     if ragged(spec):
         return False
@@ -156,6 +167,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("raster_group", (4, 8, 16), 0, _generated, _tiles((8,), (4, 8, 16), (4,))),
     Knob("cluster_m", (1, 2), 1, _clusters),
     Knob("split_k", (1, 2, 3, 4, 6, 8), 1, _splits),
+    Knob("copy_scope", ("block", "warpgroup", "warp"), "block", _scoped),
 )
 BY_NAME = {knob.name: knob for knob in KNOBS}
 

@@ -20,6 +20,7 @@ DIRECTIONS = ("push", "pull")
 OVERLAPS = ("none", "chunked", "fused")
 COMPUTES = ("generated", "library")
 ORDERS = ("peer_major", "chunk_major")
+SCOPES = ("block", "warpgroup", "warp")
 MAX_BLOCKS = 1 << 16
 BLOCK_M = (8, 16, 32, 64, 128, 256)
 BLOCK_N = tuple(range(48, 257, 16))
@@ -58,7 +59,8 @@ def check(spec: object, schedule: object) -> None:
 def _check_names(s: Schedule) -> None:
     choices: tuple[tuple[str, Collection[str]], ...] = (
         ("transport", TRANSPORTS.names()), ("algorithm", ALGORITHMS.names()), ("direction", DIRECTIONS),
-        ("overlap", OVERLAPS), ("compute", COMPUTES), ("chunk_order", ORDERS))
+        ("overlap", OVERLAPS), ("compute", COMPUTES), ("chunk_order", ORDERS),
+        ("copy_scope", SCOPES))
     for name, known in choices:
         value = getattr(s, name)
         if value not in known:

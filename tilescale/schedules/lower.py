@@ -70,7 +70,7 @@ def lower(spec: Spec, schedule: Schedule) -> Plan:
 
 
 def _without_tiles(schedule: Schedule) -> Schedule:
-    return replace(schedule, block_m=0, block_n=0, block_k=0, num_stages=0, raster_group=0)
+    return replace(schedule, block_m=0, block_n=0, block_k=0, num_stages=0, raster_group=0, copy_scope="block")
 
 
 def _sum_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
@@ -149,5 +149,5 @@ def _structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
         ranks.append(tuple(plan.launches))
     gpu = spec.topology.gpu
     return Plan(
-        op=spec.op, buffers=geo.buffers(), counters=2 * geo.world * len(geo.chunks) + 1, ranks=tuple(ranks),
+        op=spec.op, buffers=geo.buffers(), counters=2 * geo.world * geo.max_chunks + 1, ranks=tuple(ranks),
         goal=geo.goal(), sm_share=share, smem_limit=gpu.smem_bytes)

@@ -23,7 +23,8 @@ class Buffer:
     `role`: "input" (the caller writes it before every call), "output" (the caller reads it after every call) or
     "workspace". `peer_visible` buffers may appear in regions of other ranks. With `versions` 2, odd and even calls use
     different halves. `zeroed`: all zeros when the workspace is made. `grid`: where regions have loops, the row-major shape
-    that they are boxes of, outermost dimension first, the innermost in bytes; () for plain bytes.
+    that they are boxes of, outermost dimension first, the innermost in bytes; () for plain bytes. `rank_grids`: those of
+    every rank, where they differ; `grid` is then the largest.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Buffer:
     versions: int = 1
     zeroed: bool = False
     grid: tuple[int, ...] = ()
+    rank_grids: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,8 @@ class _Units:
             if region.buffer not in self.local:
                 lengths += [(region.buffer, region.offset), (region.buffer, region.row)]
                 lengths += [(region.buffer, pitch) for _, pitch in region.loops]
-        grids = [(b.name, pitch) for b in plan.buffers if b.grid for pitch in pitches(b.grid)[:-1]]
+        grids = [(b.name, pitch) for b in plan.buffers for grid in ((b.grid, *b.rank_grids) if b.grid else ())
+                 for pitch in pitches(grid)[:-1]]
         for name, length in {*lengths, *grids}:  # any order gives the same grain
             whole, rest = divmod(length, rows[name])
             grain = gcd(grain, whole)
@@ -121,7 +122,8 @@ class _Units:
 
     def grid(self, buffer: Buffer) -> Form:
         """The dimensions of a grid, the innermost in units."""
-        return (buffer.grid[:-1], self.scale(buffer.name, buffer.grid[-1])) if buffer.grid else ()
+        grids = (buffer.grid, *buffer.rank_grids) if buffer.grid else ()
+        return tuple(part for grid in grids for part in (grid[:-1], self.scale(buffer.name, grid[-1])))
 
     def region(self, region: Region, numbers: dict[str, int]) -> Form:
         if region.buffer in self.local:

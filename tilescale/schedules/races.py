@@ -70,7 +70,8 @@ def footprints(model: Model) -> Memory:
         if agent.label == CALLER:
             for buffer in plan.buffers:
                 if buffer.role != "workspace":
-                    written, whole = buffer.role == "input", tuple((0, size) for size in grids.grids[buffer.name])
+                    written, grid = buffer.role == "input", grids.of(buffer.name, agent.rank)
+                    whole = tuple((0, size) for size in grid)
                     memory.setdefault((agent.rank, buffer.name), []).append(
                         Access(index, 0 if written else len(agent.operations), whole, written, None)
                     )
@@ -130,7 +131,7 @@ class RaceCheck:
                     x, y = found[int(xs[which])], found[int(ys[which])]
                     shared = meet(x.box, y.box)
                     assert shared is not None
-                    low, last = span(shared, grid_of(buffer))
+                    low, last = span(shared, grid_of(buffer, rank))
                     return Race(rank, buffer.name, low, last, (x, call_x), (y, call_y))
         return None
 
