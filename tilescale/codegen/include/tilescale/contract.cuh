@@ -85,7 +85,7 @@ TS_DEV void contract_producer(const Call& call, const Maps& maps, const Block& m
   Ring<C::num_stages> ring;
   for (Segments rows = segments_from<C>(call, me, 0u); rows.from < rows.end; rows = segments_from<C>(call, me, rows.end)) {
     bool waits = true;
-    for_tiles<C>(call, step_of<C>(call, me, rows.from), me, [&](TilePosition tile) {
+    for_tiles<C>(call, step_of<C>(call, me, rows.end - 1), me, [&](TilePosition tile) {
       load_tile<C>(call, maps, me, rows, tile, waits, ring, smem, full, empty);
       waits = false;
     });
