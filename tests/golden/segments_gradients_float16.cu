@@ -25,7 +25,7 @@ struct Config {
   static constexpr int cluster_m = 1;
   static constexpr int split_k = 1;
   static constexpr bool contracts = true;
-  static constexpr bool sends_b = false;
+  static constexpr int sent = 0;
   static constexpr bool a_turned = true;
   static constexpr bool clusters = false;
   static constexpr bool splits = false;
