@@ -46,8 +46,9 @@ def targets_for(recipe: Path, ranks: int) -> tuple[Target, ...]:
 
     data = tomllib.loads(recipe.read_text(encoding="utf-8"))
     data.setdefault("topology", {})["ranks"] = ranks
-    data["workload"] = [entry for entry in data.get("workload", []) if _has_mesh(entry, ranks)]
-    if not data["workload"]:
+    declared = data.get("workload", [])
+    data["workload"] = [entry for entry in declared if _has_mesh(entry, ranks)]
+    if declared and not data["workload"]:
         return ()
     grown = {str(entry.get("name", "")): _grow(entry, ranks) for entry in data.get("workload", [])}
     read = parse(data, recipe)

@@ -11,6 +11,7 @@ from tilescale.runtime.measure import Samples
 from tilescale.schedules.ragged import ragged
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import Space
+from tilescale.spec.contraction import in_blocks
 from tilescale.spec.op import Spec
 from tilescale.spec.result import ONE_BYTE, kind_of
 
@@ -75,6 +76,8 @@ def names_for(spec: Spec) -> tuple[str, ...]:
     own = ("unfused", "compute_only") if spec.operation.compute == "gemm" else ("unfused",)
     if spec.then:
         return own if _ends_in_sum(spec) else own[1:]
+    if in_blocks(spec):
+        return own  # libraries gather one operand
     if spec.topology.kind == "scale_model":
         return own  # a peer's copies are not charged to the link clock
     return (*own, "nccl+cublas") if spec.topology.kind == "real" else (*own, *_symmetric(spec))

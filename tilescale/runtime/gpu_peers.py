@@ -172,13 +172,13 @@ def nccl(rank: Rank, work: Workload, meet: Meet) -> Path:
     torch = rank.device.torch
     if work.kind == "none":
         raise RunnerError("NCCL goes with operations that communicate", work.spec.op, "use compute_only")
+    if in_blocks(work.spec):
+        raise RunnerError("NCCL gathers one operand", work.spec.op, "compare with compute_only")
     if work.kind == "reduce_scatter":
         _require_even_rows(work)
     group, distributed = group_of(rank, meet, "nccl"), torch.distributed
     first, *rest = work.calls[0].inputs
     whole = part = None
-    if in_blocks(work.spec):
-        raise RunnerError("NCCL gathers one operand", work.spec.op, "compare with compute_only")
     sent = gathered_operand(work.spec) if contracts(work.spec) else None
     if work.kind == "gather" and rest and sent is None:
         whole = [torch.empty_like(work.whole(0)) for _ in range(CALLS)]
