@@ -38,6 +38,9 @@ def specs(world):
     yield reduction((4, 6), world, dtype="int32")
     yield ag_gemm((2 * world, 8 * world, 32), world)
     yield all_gather((2 * world, 24), world)
+    yield ag_gemm((2 * world, 8 * world, 32), world, then=("bias", "accumulate"))
+    yield gemm_rs((5, 24, 32 * world), world, then=("bias",))
+    yield reduction((2 * world + 1, 24), world, to=ts.FullRow, then=("accumulate",))
     yield from exchanges(world)
 
 
@@ -88,12 +91,18 @@ def expected(spec, rank, world):
     if spec.op in ("ag_gemm", "all_gather"):
         first = torch.cat([inputs[0] for inputs in by_rank]).double()
         whole = first @ by_rank[rank][1].double() if spec.op == "ag_gemm" else first
-        return whole.to(getattr(torch, spec.output.dtype))
-    addends = [inputs[0].double() if len(inputs) == 1 else inputs[0].double() @ inputs[1].double() for inputs in by_rank]
+        return added(spec, whole, by_rank[rank]).to(getattr(torch, spec.output.dtype))
+    multiplies = spec.operation.compute == "gemm"
+    addends = [inputs[0].double() @ inputs[1].double() if multiplies else inputs[0].double() for inputs in by_rank]
     whole = addends[rank] if spec.local else sum(addends)
     offset, shape = (at(rank, world) for at in (spec.output.local_offset, spec.output.local_shape))
     part = whole[tuple(slice(first, first + size) for first, size in zip(offset, shape, strict=True))]
-    return part.to(getattr(torch, spec.output.dtype))
+    return added(spec, part, by_rank[rank]).to(getattr(torch, spec.output.dtype))
+
+
+def added(spec, value, inputs):
+    """Behind epilogues that only add."""
+    return value + sum(extra.double() for extra in inputs[len(spec.inputs):])
 
 
 def right(rank, world):

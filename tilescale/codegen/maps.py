@@ -9,6 +9,7 @@ from tilescale.schedules import tile
 from tilescale.schedules.plan import Buffer, Gemm, Plan
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
+from tilescale.spec.tensor import ITEMSIZE
 
 BOX_ROWS = 16  # of a product: what a warp stores
 STORED = ("out", "partial")  # buffers that a tensor map may cover: a rank stores its whole product there
@@ -62,7 +63,8 @@ def tensor_maps(spec: Spec, s: Schedule, plan: Plan, placed: Sequence[Placed], n
     if staging.staged and stored is not None:
         size = out_shard_bytes(plan)
         stride = next((p.stride for p in placed if p.buffer == stored.name), 0) or size
+        columns = goal.product_row_bytes // ITEMSIZE[tile.product_dtype(spec)]
         shards = stored.versions if stored.versions > 1 else stored.size // size
-        map_out = TensorMapSpec(stored.name, 0, (n, rows, shards), (goal.product_row_bytes, stride),
+        map_out = TensorMapSpec(stored.name, 0, (columns, rows, shards), (goal.product_row_bytes, stride),
                                 (staging.columns, BOX_ROWS, 1), tile.product_dtype(spec))
     return (own, *gathered, map_b, map_out)

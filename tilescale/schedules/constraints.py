@@ -12,7 +12,7 @@ from tilescale.schedules import tile
 from tilescale.schedules.exchanges import even, exchange_geometry, exchange_of, exchanges
 from tilescale.schedules.knob import BY_NAME
 from tilescale.schedules.schedule import Schedule
-from tilescale.schedules.sums import geometry_of, summed, sums
+from tilescale.schedules.sums import WINDOW_BYTES, geometry_of, norm_bytes, summed, sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec
 
@@ -273,6 +273,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                _rows_suit_tile),
     Constraint("accumulators_fit", "the sums of a tile fit the registers of the threads that multiply",
                lambda spec, s: not _generated(spec, s) or tile.accumulators(spec, s) <= MAX_ACCUMULATORS),
+    Constraint("halves_stored_whole", "a tile whose columns become half as many stores them in pieces of 32 bytes",
+               lambda spec, s: not _generated(spec, s) or tile.stored_columns(spec, s) % 16 == 0),
     Constraint("cluster_has_rows", "blocks of a cluster have a row of tiles each",
                lambda spec, s: s.cluster_m == 1 or (not tile.small_m(spec)
                                                     and s.block_m * (s.cluster_m - 1) < _local_rows(spec)[0])),
@@ -281,6 +283,9 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("raster_matters", "a group of rows of tiles spans about as many rows as a wave is wide", _raster_matters),
     Constraint("shared_memory", "the stages fit the shared memory of a block",
                lambda spec, s: not _generated(spec, s) or tile.shared_bytes(spec, s) <= spec.topology.gpu.smem_bytes),
+    Constraint("norm_row_fits", "a row that is normalised fits shared memory beside the transport's pipeline",
+               lambda spec, s: TRANSPORTS[s.transport].shared_bytes + WINDOW_BYTES + norm_bytes(spec)
+               <= spec.topology.gpu.smem_bytes),
     Constraint("deep_enough", "the pipeline has about as many stages as fit", _deep_enough),
     Constraint("index_range", "rows, columns and tiles have 32-bit indices", _index_range),
 )

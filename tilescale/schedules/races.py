@@ -14,6 +14,7 @@ from tilescale.schedules.boxes import Box, Grids, grid_of, meet, span, walk_of
 from tilescale.schedules.footprint import accesses
 from tilescale.schedules.order import needs
 from tilescale.schedules.plan import Buffer, Gemm, Reduce, Step, Sum
+from tilescale.spec.epilogue import EPILOGUES
 
 Ints = npt.NDArray[np.int64]
 CHUNK = 1 << 22  # entries of one overlap matrix
@@ -49,9 +50,9 @@ Memory = dict[tuple[int, str], list[Access]]
 
 def shared_by_bytes(step: Step) -> bool:
     """Whether the blocks of a role share equal regions alike in all such steps: copies, reductions, clearings, and sums
-    whose result has the size of a source."""
+    whose result has the size of a source, unless they share rows."""
     if isinstance(step, Sum):
-        return step.dst.size == step.srcs[0].size
+        return step.dst.size == step.srcs[0].size and not any(EPILOGUES[name].whole_rows for name in step.then)
     return not isinstance(step, Gemm)
 
 

@@ -174,7 +174,12 @@ template <class C> TS_DEV void copy_role(const Call& call, const Block& me, u8* 
       }
       i += waits - 1;
     } else if (step.kind == kSum) {
-      if constexpr (C::has_sum) sum_step<C>(call, step, row + 1, me);
+      if constexpr (C::has_sum && EpilogueOf<C>::whole_rows) {
+        norm_step<C>(Results{&call, step.source_offset, call.args->n}, step, row + 1, me,
+                     smem + StepWindow<C>::kOffset + C::window_rows * sizeof(Step));
+      } else if constexpr (C::has_sum) {
+        sum_step<C>(call, step, row + 1, me);
+      }
       i += step.rows;
     } else {
       if constexpr (C::link_clock) {
