@@ -15,6 +15,7 @@ from tilescale.codegen.emit import emit
 from tilescale.codegen.program import Program
 from tilescale.deploy.launch import PreparedOperation
 from tilescale.deploy.modules import Modules
+from tilescale.deploy.turns import Turns
 from tilescale.schedules.knob import BY_NAME
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import space
@@ -103,20 +104,22 @@ def on_all_ranks(world: int, act: Callable[[int], T]) -> list[T]:
 
 
 class Group:
-    """A program, by default that of the schedule, prepared on all ranks of a fake machine, a new one unless given."""
+    """A program, by default that of the schedule, prepared on all ranks of a fake machine, a new one unless given.
+    `drivers`: of devices that are there already, by rank. `turns`: of those devices."""
 
     def __init__(self, spec: Spec, schedule: Schedule, seed: int = 0, program: Program | None = None,
-                 machine: Machine | None = None, **options: Any) -> None:
+                 machine: Machine | None = None, drivers: Sequence[FakeDriver] = (), turns: Sequence[Turns] = (),
+                 **options: Any) -> None:
         self.spec, self.machine = spec, machine or Machine(seed)
         self.program = program or emit(spec, schedule)
-        self.drivers = [FakeDriver(self.machine, rank) for rank in range(spec.world)]
+        self.drivers = list(drivers) or [FakeDriver(self.machine, rank) for rank in range(spec.world)]
         self.meeting = Meeting(spec.world)
         self.modules = [Modules(driver, images(self.program)) for driver in self.drivers]
 
         def prepare(rank: int) -> PreparedOperation:
             driver = self.drivers[rank]
             return PreparedOperation(spec, self.program, rank, driver, self.meeting.exchange(rank), self.modules[rank],
-                                     library=FakeLibrary(driver), **options)
+                                     library=FakeLibrary(driver), turns=turns[rank] if turns else None, **options)
 
         self.ranks = on_all_ranks(spec.world, prepare)
 

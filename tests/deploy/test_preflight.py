@@ -44,5 +44,5 @@ def test_ranks_on_one_gpu_must_fit_together(exported):
     assert check_group(manifest, 2, [H200, H200]) == []
     small = replace(H200, sms=120)
     (problem,) = check_group(manifest, 2, [small, small])
-    assert "64 SMs each; got: ranks [0, 1] on GPU gpu-0 of 120 SMs" in str(problem)
+    assert "64 SMs each; got: ranks [0, 1] on GPU gpu-0 of 120 SMs (rank 0: gpu-0, rank 1: gpu-0)" in str(problem)
     assert check_group(manifest, 2, [small, replace(small, uuid="gpu-1")]) == []

@@ -125,6 +125,22 @@ def test_case_b10_gpus_that_nvlink_joins_in_pairs(install: Any, monkeypatch: pyt
     assert Topology.detect().link.kind == "nvlink4-nvswitch"
 
 
+def test_case_b10_the_links_of_some_ranks_are_those_described(install: Any) -> None:
+    install(fake_nvml(["NVIDIA H200"] * 4, **ends_at({0: 1, 1: 0, 2: 3, 3: 2})))
+    assert Topology.detect([3, 2]).digest == Topology.named("8xH200-NVSwitch", ranks=2).digest
+    assert Topology.detect([1, 2]).link.kind == "pcie"
+
+
+@pytest.mark.parametrize("ranks", [[], [0, 0], [0, 4], [-1], [True, 0]])
+def test_case_b9_ranks_that_are_no_different_gpus_are_refused_with_their_uuids(
+    install: Any, monkeypatch: pytest.MonkeyPatch, ranks: list[int]
+) -> None:
+    install(fake_nvml(["NVIDIA H200"] * 8))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,2,7,1")
+    with pytest.raises(TopologyError, match=r"choose from 0: GPU-4abc, 1: GPU-2abc, 2: GPU-7abc, 3: GPU-1abc"):
+        Topology.detect(ranks)
+
+
 def test_the_numa_node_is_that_of_the_bus(tmp_path: Path) -> None:
     folder = tmp_path / "0000:17:00.0"
     folder.mkdir()

@@ -173,6 +173,41 @@ def test_a_device_mesh_means_the_gpus_at_hand(monkeypatch: pytest.MonkeyPatch) -
     assert spec == redistribute(bf16(16, 16, FullRow), Replicate, H200.with_ranks(4))
 
 
+def test_case_b7_a_mesh_of_some_ranks_in_any_order_is_about_their_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Places:
+        def __init__(self, *ranks: int) -> None:
+            self.ranks = ranks
+
+        def flatten(self) -> Places:
+            return self
+
+        def tolist(self) -> list[int]:
+            return list(self.ranks)
+
+    class DeviceMesh:
+        mesh_dim_names = ("tp",)
+
+        def __init__(self, *ranks: int) -> None:
+            self.mesh, self.shape = Places(*ranks), (len(ranks),)
+
+        def size(self) -> int:
+            return self.shape[0]
+
+    asked: list[object] = []
+
+    def detect(cls: type[Topology], ranks: list[int] | None = None) -> Topology:
+        asked.append(ranks)
+        return H200 if ranks is None else H200.with_ranks(len(ranks))
+
+    monkeypatch.setattr(Topology, "detect", classmethod(detect))
+    x = bf16(24, 16, FullRow)
+    assert redistribute(x, Replicate, DeviceMesh(2, 0, 1)) == redistribute(x, Replicate, H200.with_ranks(3))
+    assert redistribute(x, Replicate, DeviceMesh(*range(8))).world == 8
+    assert asked == [None, [2, 0, 1], None]
+    with pytest.raises(TopologyError, match=r"every rank once; got: \[0, 1, 1\]"):
+        redistribute(x, Replicate, DeviceMesh(0, 1, 1))
+
+
 def test_transposes_on_the_way() -> None:
     qkv = Tensor((64, 8, 4), "bfloat16", Shard(0))  # sequence, heads, width -> heads, sequence, width
     spec = redistribute(qkv, Shard(0), T4, transpose=(1, 0, 2))

@@ -105,6 +105,13 @@ def test_shared_worlds_that_cannot_be_met() -> None:
         Topology.scale_model("4xA100-NVLink", ranks=8)
 
 
+def test_case_b8_virtual_ranks_are_part_of_what_a_topology_is() -> None:
+    for shared in (Topology.shared_gpu(ranks=4), Topology.scale_model("8xH200-NVSwitch", ranks=4)):
+        assert shared.with_ranks(4) == shared
+        with pytest.raises(TopologyError, match=rf"a {shared.kind} topology is made for its ranks; .*make it with ranks=3"):
+            shared.with_ranks(3)
+
+
 def test_an_unknown_name_gives_the_nearest() -> None:
     with pytest.raises(TopologyError, match=r"got: '8xH200'; did you mean '8xH200-NVSwitch'"):
         Topology.named("8xH200")

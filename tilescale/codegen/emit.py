@@ -33,6 +33,10 @@ from tilescale.codegen.table import (
     MAX_SLOTS,
     ROLE_COPY,
     ROLE_GEMM,
+    SUM_ADDED,
+    SUM_BEGUN,
+    SUM_COMPLETED,
+    SUM_PARTS,
     BlockRow,
     StepRow,
 )
@@ -168,9 +172,11 @@ class _Emitter:
             return StepRow(KIND_WAIT, number, counter=step.counter, value=step.value,
                            per_call=self.totals[step.counter])
         if isinstance(step, Sum):
-            return StepRow(KIND_SUM, number, target=self._slot(step.dst, rank), rows=len(step.srcs),
-                           source_offset=self._first_element(rank, step), target_offset=step.dst.offset,
-                           size=step.srcs[0].size)
+            form = self._sum_form(step)  # who sends is told where the sum is sent
+            sender, receiver = (rank, step.dst.rank) if form else (0, 0)
+            return StepRow(KIND_SUM, number, target=self._slot(step.dst, rank), counter=sender, value=receiver,
+                           rows=len(step.srcs), source_offset=self._first_element(rank, step),
+                           target_offset=step.dst.offset, size=step.srcs[-1].size, peer=form)
         if not isinstance(step, Gemm):
             raise PlanError("a kernel family carries out every step", type(step).__name__, "lower it to copies")
         shard, offset = divmod(step.a.offset, map_bytes(self.plan))
@@ -188,6 +194,13 @@ class _Emitter:
         goal = self.plan.goal
         own = 0 if step.dst.buffer == goal.output else goal.starts[rank] // goal.row_bytes * goal.output_row_bytes
         return (own + step.dst.offset) // self.spec.output.itemsize
+
+    def _sum_form(self, step: Sum) -> int:
+        if self.schedule.algorithm != "ring":
+            return SUM_PARTS
+        if not step.carried:
+            return SUM_BEGUN
+        return SUM_ADDED if step.dst.buffer == step.srcs[0].buffer else SUM_COMPLETED
 
     def _copy_call(self, rank: int, step: Step) -> CopyCall:
         if not isinstance(step, Copy):

@@ -16,8 +16,10 @@ from tilescale.schedules.sums import WINDOW_ROWS, summed
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec
 
-ELEMENTS = {"bfloat16": "ts::Bf16", "float16": "ts::Fp16", "float32": "ts::Fp32"}
+ELEMENTS = {"bfloat16": "ts::Bf16", "float16": "ts::Fp16", "float32": "ts::Fp32",
+            "float8_e4m3fn": "ts::E4m3", "float8_e5m2": "ts::E5m2"}
 PRODUCTS = ("gemm", "fused", "small_m")  # families of kernels that multiply
+CARRIED_SOURCES = 2  # of a sum that goes on: the sum so far, and a part
 
 
 def link_fs_per_byte(spec: Spec) -> int:
@@ -44,9 +46,8 @@ def _copy_unit(steps: Iterable[Step]) -> int:
             unit = math.gcd(unit, step.src.offset, step.dst.offset, step.src.row,
                             *(pitch for region in (step.src, step.dst) for _, pitch in region.loops))
         elif isinstance(step, Sum):
-            size = step.srcs[0].size
-            unit = math.gcd(unit, size, *(source.offset for source in step.srcs),
-                            step.dst.offset * size // step.dst.size)
+            size = step.srcs[-1].size
+            unit = math.gcd(unit, size, *(region.offset * size // region.size for region in (*step.srcs, step.dst)))
     return unit
 
 
@@ -62,6 +63,8 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
     constants = _copying(spec, schedule, launch)
     if any(isinstance(step, Copy) and step.src.loops for step in launch.steps):
         constants["copy_strided"] = True
+    if launch.family == "sum" and schedule.algorithm == "ring":
+        constants |= {"sum_sources": CARRIED_SOURCES, "sum_carries": True}
     if launch.family in PRODUCTS:
         constants |= _multiplying(spec, schedule, launch, stored)
     lines = [f"  static constexpr {'bool' if isinstance(v, bool) else 'int'} {name} = {str(v).lower()};"
@@ -130,7 +133,7 @@ def _multiplying(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer 
         for name in ("block_m", "block_n", "block_k", "num_stages", "raster_group", "cluster_m", "split_k")}
     return constants | {
         "clusters": launch.cluster > 1, "splits": schedule.split_k > 1, "b_row_major": spec.inputs[1].order == "row",
-        "in_flight": tile.consumers(spec, schedule) == 1, "store_staged": staging.staged,
+        "in_flight": tile.consumers(spec, schedule) == 1 and not tile.promotes(spec), "store_staged": staging.staged,
         "store_tensor": staging.staged and stored is not None,
         "store_versions": stored.versions if stored is not None else 1,
         "store_columns": staging.columns, "store_buffers": staging.buffers}

@@ -13,8 +13,10 @@ class LibraryExchange:
     """An operation that only moves parts of tensors, on whatever device they are. Sizes may be others than the declared
     ones; shards are then taken to be equal."""
 
-    def __init__(self, torch: Any, spec: Spec, group: Any) -> None:
+    def __init__(self, torch: Any, spec: Spec, group: Any, distributed: Any = None) -> None:
+        """`distributed`: the collectives to use, where torch.distributed counts ranks otherwise (see members.py)."""
         self._torch, self._spec, self._group = torch, spec, group
+        self._distributed = distributed or torch.distributed
         self._results = [result_of(spec, rank) for rank in range(spec.world)]
 
     def shape(self, local: Sequence[Any], rank: int) -> list[Any]:
@@ -30,7 +32,7 @@ class LibraryExchange:
 
     def __call__(self, a: Any, out: Any) -> None:
         """Fill `out`. Collective; every rank passes shapes that go together."""
-        rank = self._torch.distributed.get_rank(self._group)
+        rank = self._distributed.get_rank(self._group)
         if all(result == self._results[0] and len(result.terms[0][0].ranks) == 1 for result in self._results):
             self._broadcast(a, out, rank, self._results[0].terms[0][0].ranks[0])
         else:
@@ -43,10 +45,10 @@ class LibraryExchange:
         return spec.inputs[0].sizes[factor.dim] if size == declared else size * spec.world
 
     def _broadcast(self, a: Any, out: Any, rank: int, root: int) -> None:
-        torch, group = self._torch, self._group
+        torch, group, distributed = self._torch, self._group, self._distributed
         whole = a.contiguous() if rank == root else torch.empty(a.shape, dtype=a.dtype, device=a.device)
-        source = root if group is None else torch.distributed.get_global_rank(group, root)
-        torch.distributed.broadcast(whole, source, group=group)
+        source = root if group is None else distributed.get_global_rank(group, root)
+        distributed.broadcast(whole, source, group=group)
         out.copy_(whole)
 
     def _exchange(self, a: Any, out: Any, rank: int) -> None:
@@ -56,7 +58,8 @@ class LibraryExchange:
         sent = torch.cat([piece.reshape(-1) for piece in given])
         sizes = [_count(shape) for shape in shapes]
         received = torch.empty(sum(sizes), dtype=a.dtype, device=a.device)
-        torch.distributed.all_to_all_single(received, sent, sizes, [piece.numel() for piece in given], group=self._group)
+        lengths = [piece.numel() for piece in given]
+        self._distributed.all_to_all_single(received, sent, sizes, lengths, group=self._group)
         result = self._results[rank]
         parts = [part.view(shape) for part, shape in zip(received.split(sizes), shapes, strict=True) if shape is not None]
         joined = torch.cat(parts, result.terms[0][0].dim)

@@ -16,6 +16,7 @@ from tilescale.deploy.driver import Driver, Library
 from tilescale.deploy.modules import Modules
 from tilescale.deploy.sequence import LaunchSequence
 from tilescale.deploy.symmetric import Exchange, Workspace, agree, closing_together
+from tilescale.deploy.turns import Turns
 from tilescale.errors import BundleError, TilescaleError
 from tilescale.spec.declaration import Spec
 
@@ -38,19 +39,21 @@ class PreparedOperation:
     device. With `watch`, the state of each call is copied to the host behind it, and a failure raises OperationFailed
     in a later call; without it, and in a replayed graph, `check` finds it.
 
-    Calls come from one thread at a time and run one after the other, on whatever streams. Replays of a graph are for
-    the caller to order. A schedule that `alternates` can be captured only in pairs of calls: see `recording`.
+    Calls come from one thread at a time and run one after the other, on whatever streams, and so do those of all operations
+    with the same `turns` (None: turns of its own). Replays of a graph are for the caller to order. A schedule that
+    `alternates` can be captured only in pairs of calls: see `recording`.
     """
 
     def __init__(
         self, spec: Spec, program: Program, rank: int, driver: Driver, exchange: Exchange, modules: Modules, *,
-        library: Library | None = None, time_limit_s: float = TIME_LIMIT_S, watch: bool = True,
+        library: Library | None = None, time_limit_s: float = TIME_LIMIT_S, watch: bool = True, turns: Turns | None = None,
     ) -> None:
         if not 0 <= rank < program.world:
             raise BundleError(f"a rank of the program is in [0, {program.world})", rank, "use the rank in the group")
         self.spec, self.program, self.rank = spec, program, rank
         self._driver, self._exchange, self._modules, self._library = driver, exchange, modules, library
         self._time_limit_ns, self._watching = int(time_limit_s * 1e9), watch
+        self._turns = turns or Turns()
         # Operands that peers read where they lie: the operation owns their memory.
         self._symmetric = {
             each.name: math.prod(each.tensor.local_shape(rank, spec.world)) * each.tensor.itemsize
@@ -104,8 +107,8 @@ class PreparedOperation:
         self._refuse_unless_ready(capturing, operands)
         sequence.bind(operands)
         try:
-            if not capturing and self.calls:
-                driver.wait(stream, self._done)  # the call before may be on another stream
+            if not capturing:
+                self._turns.begin(driver, stream)
             sequence.enqueue(stream, self.calls & 1)
             if not capturing:
                 self._conclude(stream)
@@ -116,7 +119,7 @@ class PreparedOperation:
 
     def _conclude(self, stream: int) -> None:
         """Mark the end of a call, and have its state copied to where the next one looks."""
-        self._driver.record(self._done, stream)
+        self._turns.end(self._driver, stream, self._done)
         if self._watching:
             self._driver.wait(self._behind, self._done)
             self._driver.copy_to_pinned(self._watched, self.workspace.state, STATE.size, self._behind)
@@ -210,5 +213,6 @@ class PreparedOperation:
         if self._watched:
             self._driver.free_pinned(self._watched)
             self._watched = 0
+        self._turns.forget(self._done)
         self._sequence.close()
         self._sequence = None

@@ -18,7 +18,10 @@ _KEPT = 1024
 
 def product(torch: Any, a: Any, b: Any, out: Any) -> None:
     """`out` = `a` times `b`, accumulated in fp32 and rounded once to the type of `out`."""
-    if a.dtype == out.dtype:
+    if a.element_size() == 1 and out.is_cuda:
+        one = torch.ones((), dtype=torch.float32, device=a.device)
+        torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=out.dtype, out=out)
+    elif a.dtype == out.dtype:
         torch.mm(a, b, out=out)
     elif out.is_cuda:
         torch.mm(a, b, out_dtype=out.dtype, out=out)
@@ -76,7 +79,8 @@ class Unfused:
     once, as in the kernels.
     """
 
-    def __init__(self, torch: Any, spec: Spec, group: Any) -> None:
+    def __init__(self, torch: Any, spec: Spec, group: Any, distributed: Any = None) -> None:
+        """`distributed`: as in LibraryExchange."""
         moves = spec.operation.moves
         try:
             self._kind = kind_of(spec)
@@ -85,13 +89,14 @@ class Unfused:
         if self._kind == "gather" and (moves[0].operand, moves[0].dim) != (0, 0):
             raise BundleError("the library path gathers the rows of the first operand", spec.op, "load the kernels")
         self._torch, self._spec, self._group = torch, spec, group
+        self._distributed = distributed or torch.distributed
         self._multiplies = spec.operation.compute == "gemm"
-        self._exchange = LibraryExchange(torch, spec, group) if self._kind == "exchange" else None
+        self._exchange = LibraryExchange(torch, spec, group, distributed) if self._kind == "exchange" else None
 
     def shape(self, shapes: Sequence[Sequence[Any]], world: int) -> list[Any]:
         """The local output of inputs with these local shapes, as declared (B is (K, N)). Sizes may be symbolic."""
         if self._exchange is not None:
-            return self._exchange.shape(shapes[0], self._torch.distributed.get_rank(self._group))
+            return self._exchange.shape(shapes[0], self._distributed.get_rank(self._group))
         rows, *rest = shapes[0]
         whole = [rows, *(shapes[1][1:] if self._multiplies else rest)]
         if self._kind == "gather":
@@ -131,7 +136,7 @@ class Unfused:
     def _shard(self, size: Any, world: int) -> tuple[Any, Any]:
         """First index and size of this rank's shard, by DTensor's rule."""
         chunk = -(-size // world)
-        first = min(size, self._torch.distributed.get_rank(self._group) * chunk)
+        first = min(size, self._distributed.get_rank(self._group) * chunk)
         return first, min(chunk, size - first)
 
     def _gather(self, inputs: Sequence[Any], out: Any) -> None:
@@ -139,7 +144,7 @@ class Unfused:
         whole = out
         if self._multiplies:
             whole = torch.empty((out.shape[0], *a.shape[1:]), dtype=a.dtype, device=a.device)
-        torch.distributed.all_gather_into_tensor(whole, a, group=self._group)
+        self._distributed.all_gather_into_tensor(whole, a, group=self._group)
         if self._multiplies:
             product(torch, whole, inputs[1], out)
 
@@ -155,17 +160,17 @@ class Unfused:
         return torch.empty(moved.shape, dtype=dtype, device=a.device).copy_(moved)
 
     def _sum(self, addend: Any, out: Any) -> None:
-        torch, group = self._torch, self._group
-        world, rows = torch.distributed.get_world_size(group), addend.shape[0]
+        torch, group, distributed = self._torch, self._group, self._distributed
+        world, rows = distributed.get_world_size(group), addend.shape[0]
         if self._kind == "all_reduce":
-            torch.distributed.all_reduce(addend, group=group)
+            distributed.all_reduce(addend, group=group)
             out.copy_(addend)
             return
         first, size = self._shard(rows, world)
         if rows % world == 0:
             part = torch.empty((size, *addend.shape[1:]), dtype=addend.dtype, device=addend.device)
-            torch.distributed.reduce_scatter_tensor(part, addend, group=group)
+            distributed.reduce_scatter_tensor(part, addend, group=group)
         else:  # libraries scatter equal shards
-            torch.distributed.all_reduce(addend, group=group)
+            distributed.all_reduce(addend, group=group)
             part = addend[first : first + size]
         out.movedim(self._dim, 0).copy_(part)

@@ -16,9 +16,11 @@ from tilescale.deploy.driver import DeviceFacts, Driver
 from tilescale.deploy.launch import TIME_LIMIT_S, PreparedOperation
 from tilescale.deploy.library import TorchLibrary
 from tilescale.deploy.manifest import OperationEntry, Variant
+from tilescale.deploy.members import Members, members_of
 from tilescale.deploy.modules import Modules
 from tilescale.deploy.operation import LIBRARY, Operation, Serving
 from tilescale.deploy.preflight import Problem, check_device, check_group, notes, runs_on
+from tilescale.deploy.turns import turns_of
 from tilescale.errors import BundleError, MissingDependency, TilescaleError, nearest
 
 ERROR = "error"
@@ -85,16 +87,21 @@ class _Look:
 
 
 def load(
-    path: str | Path, group: Any = None, on_mismatch: str = ERROR, *, time_limit_s: float = TIME_LIMIT_S,
-    find: Find | None = None,
+    path: str | Path, group: Any = None, on_mismatch: str = ERROR, *, ranks: Sequence[int] | None = None,
+    time_limit_s: float = TIME_LIMIT_S, find: Find | None = None,
 ) -> Operations:
-    """The operations of the bundle in folder `path`, ready on every rank of `group` (a torch process group; None: the
-    default one). Collective: all ranks get them, or all raise.
+    """The operations of the bundle in folder `path`, ready on every rank of `group`: a torch process group (None: the
+    default one), or a DeviceMesh of one axis, whose order of ranks is kept. `ranks`: those of the group in the job, in the
+    order in which the operations count them, where that is not the group's. Collective: all ranks get them, or all raise.
+
+    Groups may overlap. All calls of a process run one after the other on its device, so ranks must make the calls that
+    they share in the same order, as with any collectives; a wait for a peer that does not come ends after the time limit.
 
     A bundle that is damaged is refused. Where it is whole but does not fit (no GPU, another architecture, an older
     driver, another number of ranks, ranks that crowd one GPU) `on_mismatch` decides: "error" raises BundleError,
     "library" gives operations that run torch.distributed and torch.mm, as do shapes that were not tuned.
     `time_limit_s`: how long a kernel waits for a peer before it gives up and reports. `find`: a driver of one's own.
+    The variable TILESCALE_PEER_MEMORY says how ranks share memory: "ipc" (the default) or "vmm", on all alike.
     """
     check_path(path, "a bundle", BundleError)
     if on_mismatch not in (ERROR, LIBRARY):
@@ -109,10 +116,8 @@ def load(
                 raise problem.error()
         raise BundleError("loading needs a group of ranks", "torch.distributed is not initialised",
                           "start ranks with torchrun and call torch.distributed.init_process_group()")
-    rank, world = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
-    if rank < 0:
-        raise BundleError("a rank that loads is in the group", "this one is not", "call load on members alone")
-    looks: list[_Look] = _gather(torch, group, world, look)
+    members = members_of(torch, group, ranks)
+    looks: list[_Look] = members.gather(look)
     _refuse_broken(looks)
     assert bundle is not None  # a bundle that cannot be read is broken
     mismatch = _mismatch(bundle, looks)
@@ -120,7 +125,7 @@ def load(
         raise mismatch.error()
     reason = str(mismatch) if mismatch is not None else ""
     driver = None if reason or isinstance(found, str) else found
-    serve = _Server(torch, group, rank, world, bundle, driver, on_mismatch, reason, time_limit_s)
+    serve = _Server(torch, members, bundle, driver, on_mismatch, reason, time_limit_s)
     return serve.operations(notes(bundle.manifest, look.device))
 
 
@@ -156,12 +161,6 @@ def _look(path: str | Path, found: Driver | str) -> tuple[_Look, bundles.Bundle 
     return _Look(digest, broken, facts, tuple(check_device(bundle.manifest, facts))), bundle
 
 
-def _gather(torch: Any, group: Any, world: int, value: Any) -> list[Any]:
-    answers: list[Any] = [None] * world
-    torch.distributed.all_gather_object(answers, value, group=group)
-    return answers
-
-
 def _refuse_broken(looks: Sequence[_Look]) -> None:
     for rank, look in enumerate(looks):
         if look.broken is not None:
@@ -185,10 +184,10 @@ class _Server:
     """Makes the operations of a bundle on one rank."""
 
     def __init__(
-        self, torch: Any, group: Any, rank: int, world: int, bundle: bundles.Bundle, driver: Driver | None,
-        on_mismatch: str, reason: str, time_limit_s: float,
+        self, torch: Any, members: Members, bundle: bundles.Bundle, driver: Driver | None, on_mismatch: str, reason: str,
+        time_limit_s: float,
     ) -> None:
-        self._torch, self._group, self._rank, self._world = torch, group, rank, world
+        self._torch, self._members = torch, members
         self._bundle, self._driver, self._on_mismatch, self._reason = bundle, driver, on_mismatch, reason
         self._time_limit_s = time_limit_s
         self._modules: Modules | None = None
@@ -219,8 +218,9 @@ class _Server:
                 reason = f"no kernels of {entry.name} for this GPU"
         if reason and self._on_mismatch == ERROR:
             raise BundleError("the bundle has kernels of every operation for the GPU", reason, "export it for this GPU")
-        return Operation(
-            self._torch, entry, servings, self._rank, self._world, self._group, self._on_mismatch, reason)
+        members = self._members
+        return Operation(self._torch, entry, servings, members.rank, members.world, members.group, self._on_mismatch,
+                         reason, members)
 
     def _fits(self, arch: str) -> bool:
         return self._driver is not None and runs_on(arch, self._driver.facts().capability)
@@ -229,10 +229,8 @@ class _Server:
         assert self._driver is not None
         assert self._modules is not None
         prepared = PreparedOperation(
-            variant.spec, self._bundle.program(variant), self._rank, self._driver, self._exchange, self._modules,
-            library=TorchLibrary(self._torch), time_limit_s=self._time_limit_s)
+            variant.spec, self._bundle.program(variant), self._members.rank, self._driver, self._members.gather,
+            self._modules, library=TorchLibrary(self._torch), time_limit_s=self._time_limit_s,
+            turns=turns_of(self._driver.facts().uuid))
         self._ready.append(prepared)
         return prepared
-
-    def _exchange(self, blob: bytes) -> Sequence[bytes]:
-        return _gather(self._torch, self._group, self._world, blob)

@@ -12,6 +12,7 @@ from tilescale.deploy.driver import Matrix
 from tilescale.deploy.launch import PreparedOperation
 from tilescale.deploy.library import Unfused, tensor_at
 from tilescale.deploy.manifest import OperationEntry, Variant
+from tilescale.deploy.members import Members
 from tilescale.errors import BundleError
 from tilescale.spec.result import kind_of
 from tilescale.spec.views import PartialView
@@ -43,12 +44,14 @@ class Operation:
 
     def __init__(
         self, torch: Any, entry: OperationEntry, servings: Sequence[Serving], rank: int, world: int, group: Any,
-        on_mismatch: str, reason: str = "",
+        on_mismatch: str, reason: str = "", members: Members | None = None,
     ) -> None:
         self.name, self.rank, self.reason = entry.name, rank, reason
         self._torch, self._servings = torch, tuple(servings)
         self._spec, self._world = entry.variants[0].spec, world
-        self._unfused = Unfused(torch, self._spec, group) if on_mismatch == LIBRARY else None
+        self._members = members
+        collectives = members.distributed if members is not None else None
+        self._unfused = Unfused(torch, self._spec, group, collectives) if on_mismatch == LIBRARY else None
         self._warned = False
         self.key = ""
 
@@ -95,6 +98,8 @@ class Operation:
             raise BundleError(f"{self.name} takes {len(spec.operands)} tensors: {', '.join(self.names)}", len(inputs),
                               "pass those of this rank")
         mesh = next((value.device_mesh for value in inputs if tensors.is_dtensor(value)), None)
+        if mesh is not None and self._members is not None:
+            tensors.check_mesh(mesh, self._members.ranks, self.name)
         local = [tensors.unwrap(v, each.tensor, each.name) for v, each in zip(inputs, spec.operands, strict=True)]
         tensors.check_no_gradient(torch, local)
         target = None if out is None else tensors.unwrap(out, spec.output, "out")

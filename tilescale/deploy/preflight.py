@@ -89,9 +89,10 @@ def check_group(manifest: Manifest, world: int, devices: Sequence[DeviceFacts]) 
     for uuid, ranks in sorted(Counter(device.uuid for device in devices).items()):
         if ranks > 1 and ranks * share > sms[uuid]:
             sharing = [rank for rank, device in enumerate(devices) if device.uuid == uuid]
+            where = ", ".join(f"rank {rank}: {device.uuid}" for rank, device in enumerate(devices))
             problems.append(Problem(
                 f"ranks that share a GPU fit on it together: {share} SMs each",
-                f"ranks {sharing} on GPU {uuid} of {sms[uuid]} SMs",
+                f"ranks {sharing} on GPU {uuid} of {sms[uuid]} SMs ({where})",
                 "give each rank its own GPU (torch.cuda.set_device(local_rank)), or tune for a shared GPU"))
     return problems
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tilescale.errors import BundleError
 from tilescale.spec.declaration import Spec
+from tilescale.spec.mesh import mesh_ranks
 from tilescale.spec.tensor import Tensor
 from tilescale.spec.views import as_view
 
@@ -107,6 +108,14 @@ def unwrap(value: Any, declared: Tensor, name: str) -> Any:
         remedy = "redistribute it, or declare that view"
         raise BundleError(f"{name} is placed as {declared.view.label}", view.label, remedy)
     return value.to_local()
+
+
+def check_mesh(mesh: Any, ranks: Sequence[int], name: str) -> None:
+    """BundleError unless the mesh of a DTensor has the ranks of the operation in their order: shards follow that."""
+    found = tuple(mesh_ranks(mesh))
+    if mesh.ndim == 1 and found != tuple(ranks):
+        raise BundleError(f"{name} was loaded on ranks {list(ranks)}, in this order", f"a DTensor on {list(found)}",
+                          "load it with group=mesh, the mesh of the tensor")
 
 
 def is_dtensor(value: Any) -> bool:

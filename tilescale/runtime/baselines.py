@@ -11,7 +11,7 @@ from tilescale.runtime.measure import Samples
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import Space
 from tilescale.spec.op import Spec
-from tilescale.spec.result import kind_of
+from tilescale.spec.result import ONE_BYTE, kind_of
 
 # name -> what it is
 NAMES = {
@@ -60,6 +60,8 @@ def names_for(spec: Spec) -> tuple[str, ...]:
     """The baselines that make sense for a spec."""
     if spec.local:
         return ("compute_only",)
+    if spec.operation.compute == "gemm" and spec.inputs[0].dtype in ONE_BYTE:  # without schedules of library products
+        return ("compute_only", "nccl+cublas") if spec.topology.kind == "real" else ("compute_only",)
     own = ("unfused", "compute_only") if spec.operation.compute == "gemm" else ("unfused",)
     if spec.then:
         return own if _ends_in_sum(spec) else own[1:]

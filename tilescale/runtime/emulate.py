@@ -165,7 +165,7 @@ class Run:
             state=self.memory[rank][".state"].address, steps=self.memory[rank][f".steps.{launch.name}"].address,
             blocks=self.memory[rank][f".blocks.{launch.name}"].address, time_limit_ns=TIME_LIMIT_NS, rank=rank,
             last=launch.participants, n=self.program.n, k=self.program.k,
-            link_fs_per_byte=self.program.link_fs_per_byte, only=bytes.fromhex(launch.steps))
+            link_fs_per_byte=self.program.link_fs_per_byte, first=launch.first_rows)
 
     def _maps(self, rank: int) -> bytes:
         return b"".join(self._map(rank, m) for m in self.program.maps)
@@ -173,7 +173,7 @@ class Run:
     def _map(self, rank: int, m: TensorMapSpec) -> bytes:
         stride = next((p.stride for p in self.program.placed if p.buffer == m.buffer), 0)
         base = self.memory[rank][m.buffer].address + m.version * stride
-        return tensor_map(base, m.sizes, m.strides_bytes, m.box, 4 if m.element == "float32" else 2)
+        return tensor_map(base, m.sizes, m.strides_bytes, m.box, ITEMSIZE[m.element])
 
     # -- graph ---------------------------------------------------------------------------------------------------------
     def _call(self, call: int) -> None:

@@ -162,7 +162,12 @@ class Workload:
         locals_ = [local_inputs(self.spec, rank)[factor.operand] for rank in factor.ranks]
         parts = [self._fresh(local, call, factor.operand, rank, self._device)
                  for rank, local in zip(factor.ranks, locals_, strict=True)]
-        return parts[0] if len(parts) == 1 else self._torch.cat(parts, factor.dim)
+        if len(parts) == 1:
+            return parts[0]
+        if parts[0].element_size() == 1:  # torch does not join every type of one byte
+            joined = self._torch.cat([part.view(self._torch.uint8) for part in parts], factor.dim)
+            return joined.view(parts[0].dtype)
+        return self._torch.cat(parts, factor.dim)
 
     def _fresh(self, local: Local, call: int, operand: int, rank: int, device: Any) -> Any:
         """The numbers of an operand of any rank, row-major. Integers are so small that sums over ranks hold them. What

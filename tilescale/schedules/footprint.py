@@ -44,6 +44,11 @@ def accesses(step: Step) -> tuple[tuple[Region, bool], ...]:
     return ()
 
 
+def elements_of(step: Sum) -> tuple[str, ...]:
+    """The type of every source of a sum."""
+    return (step.carried or step.element, *[step.element] * (len(step.srcs) - 1)) if step.srcs else ()
+
+
 def counter_totals(plan: Plan) -> list[list[int]]:
     """How much each counter of each rank grows in one call."""
     totals = [[0] * plan.counters for _ in range(plan.world)]
@@ -285,9 +290,10 @@ def _check_reduce(plan: Plan, rank: int, step: Reduce) -> Problem | None:
 
 
 def _check_sum(plan: Plan, rank: int, step: Sum) -> Problem | None:
-    size, out = SUMMED.get(step.element, 0), SUMMED.get(step.out, 0)
-    fits = size > 0 and out > 0 and len(step.srcs) > 0 and not (step.dst.offset % out or step.dst.size % out)
-    if not fits or any(src.offset % size or src.size * out != step.dst.size * size for src in step.srcs):
+    out, sizes = SUMMED.get(step.out, 0), [SUMMED.get(element, 0) for element in elements_of(step)]
+    fits = out > 0 and len(sizes) > 0 and min(sizes) > 0 and not (step.dst.offset % out or step.dst.size % out)
+    if not fits or any(src.offset % size or src.size * out != step.dst.size * size
+                       for src, size in zip(step.srcs, sizes, strict=True)):
         return "copy_size", (
             "a sum adds whole elements of float32, bfloat16 or float16, as many from each source as it writes; got "
             f"{describe(step)} of {step.element} to {step.out}"

@@ -134,8 +134,10 @@ class Gemm:
 class Sum:
     """`dst` = the sum of `srcs` in their order, accumulated in float32 and rounded once; shared like a Copy.
 
-    `element`: type of the sources, `out`: of the destination. All regions hold equally many elements. `then` and `extras`:
-    as of a Gemm.
+    `element`: type of the sources, `out`: of the destination. All regions hold equally many elements. `carried`: type of
+    the first source where that is a sum on its way from rank to rank, "" where all sources are parts. A sum that lacks the
+    parts of some ranks is float32: it is rounded when it is complete. `then`
+    and `extras`: as of a Gemm.
     """
 
     srcs: tuple[Region, ...]
@@ -144,6 +146,7 @@ class Sum:
     out: str = "float32"
     extras: tuple[Region, ...] = ()
     then: tuple[str, ...] = ()
+    carried: str = ""
 
 
 Step = Copy | Reduce | Clear | Signal | Wait | Gemm | Sum

@@ -167,6 +167,11 @@ def _gang(role: Role, free: frozenset[tuple[int, int]]) -> int:
     return role.blocks if fixed else min(role.blocks, 2)
 
 
+def _travels(step: Sum) -> bool:
+    """Whether a sum goes on with another, or begins one."""
+    return step.carried != "" or len(step.srcs) == 1
+
+
 def _step(step: Step, units: _Units, numbers: dict[str, int], free: frozenset[tuple[int, int]], rank: int) -> Form:
     if isinstance(step, Signal):
         return ("signal", step.rank, step.counter, 0 if (step.rank, step.counter) in free else step.value)
@@ -176,6 +181,7 @@ def _step(step: Step, units: _Units, numbers: dict[str, int], free: frozenset[tu
         type(step).__name__.lower(),
         *((step.dst.size == step.srcs[0].size,) if isinstance(step, Sum) else ()),  # decides how blocks share it
         *((step.then,) if isinstance(step, Gemm | Sum) and step.then else ()),
+        *((step.carried, step.out) if isinstance(step, Sum) and _travels(step) else ()),
         *(units.region(region, numbers) for region, _ in accesses(step)),
     )
 
@@ -261,7 +267,8 @@ class _View:
         if isinstance(step, Wait):
             return ("wait", self.counter(rank, step.counter), step.value)
         regions = [self.region(region) for region, _ in accesses(step)]
-        if isinstance(step, Sum):  # of which the order of the sources is no part: every rank adds in the same order
+        if isinstance(step, Sum) and not step.carried:
+            # The order of the sources is no part of it: every rank adds in the same order.
             regions = [*sorted(regions[:-1]), regions[-1], (step.dst.size == step.srcs[0].size,)]
         if isinstance(step, Gemm | Sum) and step.then:
             regions = [*regions, step.then]

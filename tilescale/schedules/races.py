@@ -50,9 +50,10 @@ Memory = dict[tuple[int, str], list[Access]]
 
 def shared_by_bytes(step: Step) -> bool:
     """Whether the blocks of a role share equal regions alike in all such steps: copies, reductions, clearings, and sums
-    whose result has the size of a source, unless they share rows."""
+    whose result has the size of a source, that carry nothing on and do not share rows."""
     if isinstance(step, Sum):
-        return step.dst.size == step.srcs[0].size and not any(EPILOGUES[name].whole_rows for name in step.then)
+        rows = any(EPILOGUES[name].whole_rows for name in step.then)
+        return step.dst.size == step.srcs[0].size and not step.carried and not rows
     return not isinstance(step, Gemm)
 
 

@@ -25,6 +25,7 @@ NORM_LANES = 32
 WINDOW_ROWS = 80  # of a step table in shared memory: more than the ranks of the largest sum
 WINDOW_BYTES = WINDOW_ROWS * 64
 PART_DTYPE = "float32"  # of partial products, unless the declaration allows another
+CARRIED_DTYPE = "float32"  # of sums that lack some ranks, always: they are rounded when they are complete
 
 
 @dataclass(frozen=True)
@@ -219,11 +220,59 @@ def norm_bytes(spec: Spec) -> int:
     return (spec.output.sizes[-1] + SUM_THREADS + NORM_LANES) * ITEMSIZE["float32"]
 
 
+@dataclass(frozen=True)
+class RingGeometry(SumGeometry):
+    """Regions of a sum that goes round a ring. A sum on its way is float32, so `carried` rows differ in size from those of
+    parts; it lands in the place of its owner."""
+
+    @property
+    def carried_row_bytes(self) -> int:
+        return self.sum.part_row_bytes // ITEMSIZE[self.sum.element] * ITEMSIZE[CARRIED_DTYPE]
+
+    def buffers(self) -> tuple[Buffer, ...]:
+        """All buffers of the plan. The inbox has two versions where a rank may end its call before the next one has read
+        what it was sent: not where it ends with the sums of all owners. These are fetched by nobody: each rank is sent them
+        when all have taken part in the call."""
+        s, shard = self.sum, max(b - a for a, b in pairwise(self.sum.bounds))
+        found = [Buffer("a", "input", s.rows * s.row_bytes)]
+        if s.computes:
+            found += [Buffer("b", "input", s.b_bytes), Buffer("partial", "workspace", s.rows * s.part_row_bytes)]
+        found += [Buffer("out", "output", (s.rows if s.everywhere else shard) * s.out_row_bytes),
+                  Buffer("inbox", "workspace", s.rows * self.carried_row_bytes, True, 1 if s.everywhere else 2)]
+        if s.everywhere:
+            found.append(Buffer("result", "workspace", s.rows * s.out_row_bytes, True))
+        return tuple(found)
+
+    def carried(self, rank: int, chunk: Chunk) -> Region:
+        """Where a sum on its way lands on `rank`."""
+        row = self.carried_row_bytes
+        return Region("inbox", rank, chunk.first * row, chunk.rows * row)
+
+    def passed(self, rank: int, chunk: Chunk) -> Region:
+        """Where a complete sum lands on `rank`."""
+        row = self.sum.out_row_bytes
+        return Region("result", rank, chunk.first * row, chunk.rows * row)
+
+    def begun(self, rank: int, owner: int, chunk: Chunk, to: int) -> Sum:
+        """The part of `rank` alone, sent on to rank `to`."""
+        return Sum((self.part(rank, owner, chunk),), self.carried(to, chunk), self.sum.element, CARRIED_DTYPE)
+
+    def added(self, rank: int, owner: int, chunk: Chunk, to: int) -> Sum:
+        """The sum so far and the part of `rank`, sent on to rank `to`."""
+        sources = (self.carried(rank, chunk), self.part(rank, owner, chunk))
+        return Sum(sources, self.carried(to, chunk), self.sum.element, CARRIED_DTYPE, carried=CARRIED_DTYPE)
+
+    def completed(self, owner: int, chunk: Chunk, target: Region) -> Sum:
+        """The sum so far and the part of its owner, rounded."""
+        sources = (self.carried(owner, chunk), self.part(owner, owner, chunk))
+        return Sum(sources, target, self.sum.element, self.sum.out, carried=CARRIED_DTYPE)
+
+
 @lru_cache(maxsize=256)
 def sum_geometry(spec: Spec, direction: str, algorithm: str, chunk_rows: int) -> SumGeometry:
     found = summed(spec)
-    return SumGeometry(found, direction == "push", algorithm == "one_shot", algorithm == "scatter",
-                       chunk_rows * found.chunk_unit)
+    made = RingGeometry if algorithm == "ring" else SumGeometry
+    return made(found, direction == "push", algorithm == "one_shot", algorithm == "scatter", chunk_rows * found.chunk_unit)
 
 
 def geometry_of(spec: Spec, schedule: Schedule) -> SumGeometry:

@@ -12,7 +12,7 @@ import ctypes
 import dataclasses
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,9 +61,21 @@ def devices() -> tuple[Device, ...]:
         return tuple(_device(nvml, handles, index, uuids[index], buses) for index in order)
 
 
-def detect() -> Topology:
-    """The topology of the visible GPUs; TopologyError where there is none, they differ, or their model is unknown."""
-    return describe(devices())
+def detect(ranks: Sequence[int] | None = None) -> Topology:
+    """The topology of the visible GPUs, or of those at the places `ranks`; TopologyError where there is none, they differ,
+    or their model is unknown."""
+    found = devices()
+    return describe(found if ranks is None else chosen(found, ranks))
+
+
+def chosen(found: tuple[Device, ...], ranks: Sequence[int]) -> tuple[Device, ...]:
+    """Some of the visible GPUs, in the order of `ranks`; TopologyError for one that is not there, or twice."""
+    wanted = list(ranks)
+    if not wanted or any(type(rank) is not int or not 0 <= rank < len(found) for rank in wanted) \
+            or len(set(wanted)) < len(wanted):
+        seen = ", ".join(f"{place}: {device.uuid}" for place, device in enumerate(found))
+        raise TopologyError("ranks are different visible GPUs", wanted, f"choose from {seen}")
+    return tuple(found[rank] for rank in wanted)
 
 
 def describe(found: tuple[Device, ...]) -> Topology:

@@ -13,6 +13,12 @@ def is_device_mesh(value: object) -> bool:
     return any(base.__name__ == "DeviceMesh" for base in type(value).__mro__)
 
 
+def mesh_ranks(mesh: Any) -> list[int]:
+    """Ranks of a DeviceMesh in the job, in the order of its places; empty where it does not say."""
+    places = getattr(mesh, "mesh", None)
+    return [] if places is None else [int(rank) for rank in places.flatten().tolist()]
+
+
 def mesh_axes(value: object) -> tuple[tuple[str, int], ...]:
     """(name, size) of each axis of a DeviceMesh, a mapping of names to sizes, or a sequence of such pairs.
 
@@ -20,6 +26,9 @@ def mesh_axes(value: object) -> tuple[tuple[str, int], ...]:
     """
     if is_device_mesh(value):
         mesh: Any = value
+        ranks = mesh_ranks(mesh)
+        if len(set(ranks)) < len(ranks):
+            raise TopologyError("a mesh has every rank once", ranks, "give each place of the mesh a rank of its own")
         shape = tuple(int(size) for size in mesh.shape)
         names = mesh.mesh_dim_names or tuple(str(axis) for axis in range(len(shape)))
         return tuple((str(name), size) for name, size in zip(names, shape, strict=True))

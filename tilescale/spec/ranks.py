@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilescale.errors import SpecError, nearest
-from tilescale.spec.mesh import is_device_mesh
+from tilescale.spec.mesh import is_device_mesh, mesh_ranks
 from tilescale.spec.tensor import Tensor
 from tilescale.spec.topology import Topology
 from tilescale.spec.views import BlockView, ReplicateView
@@ -18,10 +18,17 @@ def as_topology(value: object) -> Topology:
         return value
     if is_device_mesh(value):
         mesh: Any = value
-        return Topology.detect().with_ranks(int(mesh.size())).with_mesh(mesh)
+        return _described(mesh_ranks(mesh), len(mesh.shape)).with_ranks(int(mesh.size())).with_mesh(mesh)
     raise SpecError(
         "topology is a Topology or a DeviceMesh", repr(value), 'for example Topology.named("8xH200-NVSwitch", ranks=4)'
     )
+
+
+def _described(ranks: Sequence[int], axes: int) -> Topology:
+    """The GPUs at hand; of a mesh of one axis within this host, those of its ranks: pairs may be joined by other links."""
+    here = Topology.detect()
+    part = axes == 1 and 0 < len(ranks) < here.ranks and max(ranks) < here.ranks
+    return Topology.detect(ranks) if part else here
 
 
 def resolve(topology: object, tensors: Sequence[Tensor]) -> tuple[Topology, list[Tensor]]:

@@ -24,6 +24,12 @@ EPSILON = {
 # Half the distance between the smallest numbers: what is rounded there is off by that much, absolute.
 SMALLEST = {"float16": 2.0**-25, "bfloat16": 2.0**-134, "float32": 2.0**-150}
 ACCUMULATION_EPSILON = 2.0**-23  # products and sums over ranks accumulate in fp32
+# Products of one byte: the tensor core of sm_90a aligns the 32 of an instruction and the sum so far to the largest of them
+# and keeps 13 bits of its fraction, so each of 33 addends, and their sum, loses up to 2^-13 of the sum of absolute values.
+# That is as others measured the instruction (deepseek-ai/DeepGEMM#50, thu-ml/SageAttention#287). Kernels move sums on to
+# fp32 every 128 elements, which are four instructions, so the bound does not grow with the contraction.
+ONE_BYTE = ("float8_e4m3fn", "float8_e5m2")
+TENSOR_CORE_DEVIATION = 4 * 34 * 2.0**-13
 NO_MOVE = "none"
 
 
@@ -129,7 +135,8 @@ def _rows(spec: Spec, factor: Factor) -> int:
 
 
 def deviation(spec: Spec, result: Result, integers: bool = False) -> Deviation:
-    """What may differ: one rounding of the output type, and the accumulation of all additions in fp32.
+    """What may differ: one rounding of the output type, and the accumulation of all additions in fp32 (in the tensor core
+    first where operands have one byte).
 
     Nothing for elements that only move, nor for small ``integers``, whose sums are exact in fp32. An attribute
     ``partial_dtype`` lets every addend be rounded to that type before it is added, integers too.
@@ -140,8 +147,15 @@ def deviation(spec: Spec, result: Result, integers: bool = False) -> Deviation:
     spread = EPSILON[str(partial)] / 2 if partial else 0.0
     if integers and not partial:
         return Deviation()
-    accumulated = 0.0 if integers else ACCUMULATION_EPSILON * additions(spec, result)
+    accumulated = 0.0 if integers else _accumulated(spec, result)
     return Deviation(EPSILON.get(spec.output.dtype, 0.0) / 2, accumulated, spread)
+
+
+def _accumulated(spec: Spec, result: Result) -> float:
+    """What accumulation loses, of the sum of absolute values."""
+    multiplies = any(len(term) > 1 for term in result.terms)
+    lost = TENSOR_CORE_DEVIATION if multiplies and spec.inputs[0].dtype in ONE_BYTE else 0.0
+    return lost + ACCUMULATION_EPSILON * additions(spec, result)
 
 
 def peers_deviation(spec: Spec, result: Result, integers: bool = False) -> Deviation:
@@ -152,5 +166,5 @@ def peers_deviation(spec: Spec, result: Result, integers: bool = False) -> Devia
     if not result.sums:
         return deviation(spec, result, integers)
     half = EPSILON.get(spec.output.dtype, 0.0) / 2
-    accumulated = 0.0 if integers else ACCUMULATION_EPSILON * additions(spec, result)
+    accumulated = 0.0 if integers else _accumulated(spec, result)
     return Deviation(half, accumulated, (spec.world + 1) * half)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -182,8 +183,12 @@ class Topology:
         return square_mesh(self.ranks)
 
     def with_ranks(self, ranks: int) -> Topology:
-        """The same machine with another number of ranks, at most as many as there are; drops the mesh."""
+        """The same machine with another number of ranks, at most as many as there are; drops the mesh. Which GPUs those are
+        is said where they run. Virtual ranks have even shares of one GPU, so their number is part of what they are."""
         check_ranks(ranks, self.ranks, self.name)
+        if self.kind != "real" and ranks != self.ranks:
+            raise TopologyError(f"a {self.kind} topology is made for its ranks", f"{self.name}, ranks={ranks}",
+                                f"make it with ranks={ranks}")
         return _resized(dataclasses.replace(self, mesh=()), ranks, self.link)
 
     def with_mesh(self, mesh: object) -> Topology:
@@ -206,11 +211,12 @@ class Topology:
         return catalog.load_file(Path(path)).topology()
 
     @classmethod
-    def detect(cls) -> Topology:
-        """The GPUs that this process may use, asked through NVML; TopologyError where there is none."""
+    def detect(cls, ranks: Sequence[int] | None = None) -> Topology:
+        """The GPUs that this process may use, asked through NVML; TopologyError where there is none. `ranks`: those of them
+        that take part, counted from 0 as CUDA_VISIBLE_DEVICES has them; what joins these is then described."""
         from tilescale.spec import detect
 
-        return detect.detect()
+        return detect.detect(ranks)
 
     @classmethod
     def shared_gpu(cls, ranks: int) -> Topology:
