@@ -277,7 +277,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: not (spec.operation.compute == "gemm" and s.overlap == "fused" and s.compute == "library")),
     Constraint("epilogue_in_kernel", "a library call only multiplies: epilogues of a product without sums are generated",
                lambda spec, s: _generated(spec, s) or spec.operation.compute != "gemm" or sums(spec) or not spec.extended),
-    Constraint("epilogue_at_owner", "epilogues follow a sum that its owner completes from all parts, not one that goes round",
+    Constraint("epilogue_at_owner", "epilogues follow a sum that its owner completes, not one that goes round",
                lambda spec, s: not spec.then or not sums(spec) or s.algorithm in WHOLE_SUMS),
     Constraint("fused_has_kernel", "a fused schedule has a kernel to fuse into",
                lambda spec, s: not (s.overlap == "fused" and spec.operation.compute != "gemm"
