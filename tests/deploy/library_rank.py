@@ -113,9 +113,11 @@ def right(rank, world):
         out = torch.full_like(wanted, 77)
         assert run(*inputs, out=out) is out
         kept = all(torch.equal(a, b) for a, b in zip(inputs, local_inputs(spec, rank), strict=True))
+        count = len(spec.inputs)
+        by_name = {extra.name: value for extra, value in zip(spec.extras, inputs[count:], strict=True)}
         empty = run.empty_output([value.to("meta") for value in inputs])
         found[f"{spec.label} {spec.output.view.label}"] = [
-            torch.equal(run(*inputs), wanted), torch.equal(out, wanted), kept,
+            torch.equal(run(*inputs[:count], **by_name), wanted), torch.equal(out, wanted), kept,
             tuple(empty.shape) == tuple(wanted.shape) and empty.dtype == wanted.dtype]
     return found
 
