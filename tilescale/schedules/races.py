@@ -13,7 +13,7 @@ from tilescale.schedules.agents import CALLER, Model, Work
 from tilescale.schedules.boxes import Box, Grids, grid_of, meet, span, walk_of
 from tilescale.schedules.footprint import accesses
 from tilescale.schedules.order import needs
-from tilescale.schedules.plan import Buffer, Gemm, Ragged, Reduce, Step, Sum
+from tilescale.schedules.plan import Buffer, Contract, Gemm, Ragged, Reduce, Step, Sum
 from tilescale.spec.epilogue import EPILOGUES
 
 Ints = npt.NDArray[np.int64]
@@ -54,7 +54,7 @@ def shared_by_bytes(step: Step) -> bool:
     if isinstance(step, Sum):
         rows = any(EPILOGUES[name].whole_rows for name in step.then)
         return step.dst.size == step.srcs[0].size and not step.carried and not rows
-    return not isinstance(step, Gemm | Ragged)
+    return not isinstance(step, Gemm | Contract | Ragged)
 
 
 def footprints(model: Model) -> Memory:

@@ -17,6 +17,7 @@ from tilescale.spec.views import BlockView, PartialView
 
 PLACEMENTS = ("ordinary", "symmetric")
 SUMMING = ("reduce_scatter", "all_reduce")  # kinds of moves that add up what ranks have
+FINISHED = ("gemm", "ag_gemm", "gemm_rs", "gemm_ar", "reduce_scatter", "all_reduce")  # operations with epilogues
 STORED = ("bfloat16", "float16", "float32")  # what kernels round the result of an epilogue to
 Attribute = int | str
 
@@ -132,6 +133,17 @@ class Spec:
         return operation.limits(self) or epilogue_limits(self) or _empty_limits(self)
 
     @property
+    def outputs(self) -> tuple[tuple[str, Tensor], ...]:
+        """Names and tensors of what a call returns, in order: the output, "out", and what comes beside it."""
+        return (("out", self.output), *self.operation.beside(self))
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Columns of each product on a rank, where several B lie side by side; () where there is one."""
+        found = self.attribute("columns")
+        return tuple(int(size) // self.world for size in str(found).split(",")) if found else ()
+
+    @property
     def kernels(self) -> bool:
         """Whether schedules with kernels exist for it."""
         return not self.without_kernels
@@ -195,6 +207,8 @@ def check_epilogue(spec: Spec, epilogue: Epilogue) -> None:
 
 def epilogue_limits(spec: Spec) -> str:
     """Why kernels have no epilogue for a spec, and what to do instead; "" where they can."""
+    if spec.then and (spec.op not in FINISHED or spec.attribute("gathered")):
+        return f"epilogues have kernels after {', '.join(FINISHED)}: apply them with torch to the output"
     if spec.then and spec.output.dtype not in STORED:
         return f"epilogues end in {', '.join(STORED)}: declare out_dtype so, or apply them with torch to the output"
     return ""

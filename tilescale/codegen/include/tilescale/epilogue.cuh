@@ -154,15 +154,19 @@ template <class C, int kCount> TS_DEV void finish_elements(const Results& result
   }
 }
 
+constexpr int kLoadsAhead = 4;  // pairs of extra operands in flight: more would take the registers that sums are in
+
 // The accumulators of 64 rows of a tile (see store_registers for which thread holds what).
 template <class C>
 TS_DEV void finish_tile(const Results& results, u32 row, u32 rows, u32 column, float (&acc)[C::block_n / 2]) {
   const u32 t = thread() % 128, first = row + t / 32 * 16 + t % 32 / 4;
+  keep_sums(acc);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (first + half * 8 < rows) {
 #pragma unroll
       for (int j = 0; j < C::block_n / 8; ++j) {
+        if (j % kLoadsAhead == 0) load_fence();
         float pair[2] = {acc[4 * j + 2 * half], acc[4 * j + 2 * half + 1]};
         finish_results<C, 2>(results, first + half * 8, column + j * 8 + t % 4 * 2, pair);
         acc[4 * j + 2 * half] = pair[0];
