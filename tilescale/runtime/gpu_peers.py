@@ -33,6 +33,14 @@ def as_peer(work: Workload, call: Call) -> Path:
     return Path(call, lambda number, out: work.check(number, out, work.peers(number)))
 
 
+def gathered(rank: Rank, work: Workload, meet: Meet) -> Call:
+    """The first operand of all ranks, by the copies of torch's symmetric memory."""
+    group = _symmetric_group(rank, meet)
+    torch, name = rank.device.torch, group.group_name
+    operators, wait = torch.ops.symm_mem, torch.ops._c10d_functional.wait_tensor
+    return lambda number: wait(operators._low_contention_all_gather(work.calls[number].inputs[0], name))
+
+
 # -- torch's symmetric memory ------------------------------------------------------------------------------------------
 def symm_mem(rank: Rank, work: Workload, meet: Meet) -> Path:
     """The fused operators (fused_all_gather_matmul, fused_matmul_reduce_scatter); without a product, copies."""

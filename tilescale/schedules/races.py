@@ -14,6 +14,7 @@ from tilescale.schedules.boxes import Box, Grids, grid_of, meet, span, walk_of
 from tilescale.schedules.footprint import accesses
 from tilescale.schedules.order import needs
 from tilescale.schedules.plan import Buffer, Contract, Gemm, Ragged, Reduce, Step, Sum
+from tilescale.spec.epilogue import EPILOGUES
 
 Ints = npt.NDArray[np.int64]
 CHUNK = 1 << 22  # entries of one overlap matrix
@@ -49,9 +50,10 @@ Memory = dict[tuple[int, str], list[Access]]
 
 def shared_by_bytes(step: Step) -> bool:
     """Whether the blocks of a role share equal regions alike in all such steps: copies, reductions, clearings, and sums
-    whose result has the size of a source and that carry nothing on."""
+    whose result has the size of a source, that carry nothing on and do not share rows."""
     if isinstance(step, Sum):
-        return step.dst.size == step.srcs[0].size and not step.carried
+        rows = any(EPILOGUES[name].whole_rows for name in step.then)
+        return step.dst.size == step.srcs[0].size and not step.carried and not rows
     return not isinstance(step, Gemm | Contract | Ragged)
 
 

@@ -16,6 +16,7 @@
 #include "strided.cuh"
 #include "epilogue.cuh"
 #include "sum.cuh"
+#include "norm.cuh"
 #include "carry.cuh"
 #include "copy.cuh"
 #include "gemm_store.cuh"
