@@ -37,7 +37,8 @@ def specs(world):
     yield reduction((77,), world, dtype="float32")
     yield reduction((4, 6), world, dtype="int32")
     yield ag_gemm((2 * world, 8 * world, 32), world)
-    yield all_gather((2 * world, 24), world)
+    yield from (all_gather((rows, 24), world) for rows in (1, 2 * world, 2 * world + 1))
+    yield ag_gemm((2 * world + 1, 8 * world, 24), world)
     yield from exchanges(world)
 
 
