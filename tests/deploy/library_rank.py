@@ -40,10 +40,11 @@ def specs(world):
     yield ag_gemm((2 * world, 8 * world, 24), world, gathered=True)
     yield ag_gemm_of_several((2 * world, 24), (8 * world, 4 * world), world)
     yield from (contraction(name, (4 * world, 8 * world, 16 * world), world) for name in CONTRACTIONS)
-    yield all_gather((2 * world, 24), world)
     yield ag_gemm((2 * world, 8 * world, 32), world, then=("bias", "accumulate"))
     yield gemm_rs((5, 24, 32 * world), world, then=("bias",))
     yield reduction((2 * world + 1, 24), world, to=ts.FullRow, then=("accumulate",))
+    yield from (all_gather((rows, 24), world) for rows in (1, 2 * world, 2 * world + 1))
+    yield ag_gemm((2 * world + 1, 8 * world, 24), world)
     yield from exchanges(world)
 
 

@@ -174,6 +174,8 @@ def test_a_path_computes_the_operation(monkeypatch: pytest.MonkeyPatch, name: st
     ("torch.symm_mem", AR, "gathers and reduce-scatters"),
     ("torch.symm_mem.two_shot", RS, "two shots are for all-reduces"),
     ("torch.symm_mem.one_shot", all_gather((16, 24)), "sums over ranks"),
+    ("nccl+cublas", all_gather((17, 24)), "peers gather rows, as many of every rank"),
+    ("torch.symm_mem", all_gather((17, 24)), "peers gather rows, as many of every rank"),
     ("nccl+cublas", gemm_rs((16, 24, 64), out="Partial"), "operations that communicate"),
     ("compute_only", reduction((16, 24)), "operations that multiply"),
     ("unfused", RS, "complete on their rank"),

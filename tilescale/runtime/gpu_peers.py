@@ -62,7 +62,7 @@ def symm_mem(rank: Rank, work: Workload, meet: Meet) -> Path:
     calls = {("gather", True): gather_multiply, ("gather", False): gather, ("reduce_scatter", True): multiply_scatter}
     if work.multiplies and work.spec.output.dtype != a_type:
         raise RunnerError("fused operators give the type of their inputs", work.spec.output.dtype)
-    if work.kind == "reduce_scatter":
+    if work.kind in ("gather", "reduce_scatter"):
         _require_even_rows(work)
     if (work.kind, work.multiplies) in calls:
         return as_peer(work, calls[work.kind, work.multiplies])
@@ -169,7 +169,11 @@ def _symmetric_group(rank: Rank, meet: Meet) -> Any:
 
 
 def _require_even_rows(work: Workload) -> None:
-    output = work.spec.output
+    output, operand = work.spec.output, work.spec.inputs[0]
+    if work.kind == "gather":
+        if operand.sizes[0] % work.spec.world:
+            raise RunnerError("peers gather rows, as many of every rank", operand.label, "compare with unfused")
+        return
     if output.shard_dim != 0 or output.sizes[0] % work.spec.world:
         raise RunnerError("peers scatter rows, as many to every rank", output.label, "compare with unfused")
 
@@ -182,7 +186,7 @@ def nccl(rank: Rank, work: Workload, meet: Meet) -> Path:
         raise RunnerError("NCCL goes with operations that communicate", work.spec.op, "use compute_only")
     if in_blocks(work.spec):
         raise RunnerError("NCCL gathers one operand", work.spec.op, "compare with compute_only")
-    if work.kind == "reduce_scatter":
+    if work.kind in ("gather", "reduce_scatter"):
         _require_even_rows(work)
     group, distributed = group_of(rank, meet, "nccl"), torch.distributed
     first, *rest = work.calls[0].inputs
