@@ -169,10 +169,11 @@ def _symmetric_group(rank: Rank, meet: Meet) -> Any:
 
 
 def _require_even_rows(work: Workload) -> None:
-    output, operand = work.spec.output, work.spec.inputs[0]
+    output = work.spec.output
     if work.kind == "gather":
-        if operand.sizes[0] % work.spec.world:
-            raise RunnerError("peers gather rows, as many of every rank", operand.label, "compare with unfused")
+        moved = work.spec.inputs[work.spec.operation.moves[0].operand]
+        if len({moved.local_shape(rank, work.spec.world) for rank in range(work.spec.world)}) > 1:
+            raise RunnerError("peers gather rows, as many of every rank", moved.label, "compare with unfused")
         return
     if output.shard_dim != 0 or output.sizes[0] % work.spec.world:
         raise RunnerError("peers scatter rows, as many to every rank", output.label, "compare with unfused")
