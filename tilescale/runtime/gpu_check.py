@@ -111,8 +111,10 @@ class Workload:
         return Expected(values, room if expected.allowed is None else room.add_(expected.allowed))
 
     def local(self, call: int) -> Expected:
-        """What this rank's own product is, without those of its peers. Made anew with every use."""
-        return self._expected(Result((local_term(self.spec, self.rank),)), call, finished=False)
+        """What this rank's own product is, without those of its peers and before epilogues; of operands that are gathered,
+        the product of the whole. Made anew with every use."""
+        result = self._result if self.kind in ("gather", "none") else Result((local_term(self.spec, self.rank),))
+        return self._expected(result, call, finished=False)
 
     def _describe(self, call: int, name: str, found: Any, expected: Expected, at: int, count: int) -> str:
         index = tuple(int(part) for part in _unravel(at, found.shape))
