@@ -17,7 +17,8 @@ from tilescale.codegen.host.build import INCLUDE
 # Lines of these functions run in the scale model alone, in time that the emulator does not model.
 PACED = ("walk_links", "reserve_links", "pace_step", "links_of", "next_store", "drain")
 HEADERS = (
-    "carry.cuh", "comm.cuh", "copy.cuh", "gemm.cuh", "gemm_store.cuh", "kernels.cuh", "share.cuh", "small_m.cuh", "sum.cuh")
+    "carry.cuh", "comm.cuh", "copy.cuh", "gemm.cuh", "gemm_store.cuh", "kernels.cuh", "scales.cuh", "share.cuh",
+    "small_m.cuh", "sum.cuh")
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ LOST: dict[str, str] = {
     "lost copy": "bulk_load|bulk_store|tma_load_3d|tma_load_2d|tma_load_2d_multicast|load_next|load_stage|load_b",
     "lost product": "wgmma|multiply_stage|multiply_tile|multiply_tile_promoted|small_multiply|small_stage",
     "lost store": "store|store_pair|store_four|store_chunk|store_chunks|store_registers|tma_store_3d|put_partial|small_put",
-    "lost sum": "sum_units|sum_step|sum_tile|reduce_partials|carry_units|carry_step|promote",
+    "lost sum": "sum_units|sum_step|sum_tile|reduce_partials|carry_units|carry_step|promote|promote_scaled|small_promote",
+    "lost scale": "scale_rows|scale_four|load_scales",
     "lost setting up": "mb_init",
     "lost end of a call": "finish",
     "lost move of the ring": r"ring\.next",
@@ -142,6 +144,8 @@ _TILES = ("gemm", "row", "fp32 large", "odd columns", "product", "scatter large"
 _STAGED = ("parts", "parts pulled", "product", "fp32 large")
 _FEW = ("few rows", "few rows of odd columns")
 _BYTES = ("product of bytes", "few rows of bytes")
+_SCALED = ("scaled rows and columns", "scaled blocks", "few rows scaled", "few rows in blocks", "gathered rows scaled",
+           "scaled")
 _SUMS = ("sum", "sum of floats", "sum of odd sizes", "sum of three", "sum handed out", "scatter")
 _CLUSTERS = ("product in clusters", "product in clusters, col")
 RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
@@ -152,8 +156,10 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "gemm_producer": ("fused pull", "gemm", "parts", "product"), "load_b": (*_CLUSTERS, "row", "gemm"),
         "load_stage": ("gemm", *_CLUSTERS), "release": (*_CLUSTERS, "gemm"), "for_tiles": (*_CLUSTERS, *_TILES),
         "k_range": ("shared contraction",), "sum_tile": ("shared contraction",),
-        "gemm_consumer": ("parts", "parts pulled", "scatter", "scatter large", "shared contraction", "product of bytes"),
+        "gemm_consumer": ("parts", "parts pulled", "scatter", "scatter large", "shared contraction", "product of bytes",
+                          "scaled rows and columns"),
         "gemm_role": ("gemm", *_CLUSTERS, "shared contraction"), "multiply_tile_promoted": _BYTES, "promote": _BYTES,
+        "load_scales": ("scaled blocks",), "promote_scaled": ("scaled blocks",),
         "": _TILES},
     "gemm_store.cuh": {
         "put_partial": ("shared contraction",), "reduce_partials": ("shared contraction",),
@@ -161,8 +167,11 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "store_pair": ("odd columns", "odd columns of floats", *_FEW), "store_registers": ("odd columns",),
         "copy_chunk": ("scatter", "scatter large"), "store_chunk": (*_STAGED, "scatter"),
         "store_rows": (*_STAGED, "odd columns"), "": _STAGED},
+    "scales.cuh": {"": _SCALED},
     "share.cuh": {"": ("copy", "tma", "sum", *_BYTES)},
-    "small_m.cuh": {"small_stage": (*_BYTES, "few rows"), "": _FEW},
+    "small_m.cuh": {
+        "small_stage": (*_BYTES, "few rows", "few rows in blocks"), "small_promote": ("few rows in blocks",),
+        "small_store": (*_FEW, "few rows scaled"), "": _FEW},
     "carry.cuh": {"": ("carried", "carried odd")},
     "sum.cuh": {"": _SUMS},
 }

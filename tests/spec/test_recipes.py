@@ -30,7 +30,8 @@ def declared(workload: dict[str, Any], topology: Topology) -> Spec:
     if "x" in workload:
         return redistribute(tensor(workload["x"]), workload["to"], topology, transpose=workload.get("transpose"),
                             root=workload.get("root"))
-    return matmul(tensor(workload["a"]), tensor(workload["b"]), workload["out"], topology)
+    return matmul(tensor(workload["a"]), tensor(workload["b"]), workload["out"], topology,
+                  scales=workload.get("scales"))
 
 
 def test_recipes_are_there() -> None:

@@ -58,6 +58,8 @@ class Timing:
 
 def names_for(spec: Spec) -> tuple[str, ...]:
     """The baselines that make sense for a spec."""
+    if spec.attribute("scales") == "block":
+        return ()  # libraries take these scales in layouts of their own
     if spec.local:
         return ("compute_only",)
     if spec.operation.compute == "gemm" and spec.inputs[0].dtype in ONE_BYTE:  # without schedules of library products

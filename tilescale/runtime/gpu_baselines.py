@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilescale.deploy.library import product
+from tilescale.deploy.library import local_product
 from tilescale.errors import RunnerError, nearest
 from tilescale.runtime import gpu_peers
 from tilescale.runtime.gpu_check import CALLS, TIMED_CALLS, Workload
@@ -71,7 +71,7 @@ def _compute_only(rank: Rank, work: Workload, meet: Meet) -> Path:
     def call(number: int) -> Any:
         data = work.calls[number]
         target = data.out if part is None else part
-        product(torch, firsts[number], data.inputs[1], target)
+        local_product(torch, work.spec, firsts[number], data.inputs, target)
         return target
 
     return Path(call, lambda number, out: work.check(number, out, work.local(number) if apart else None))

@@ -13,6 +13,7 @@ from tilescale.schedules.plan import Launch, Plan, Role, Signal
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.declaration import Spec
 from tilescale.spec.result import kind_of
+from tilescale.spec.scales import BLOCK
 from tilescale.spec.tensor import Tensor, shard_sizes
 from tilescale.spec.topology import SM_SHARE_STEP, Topology
 
@@ -107,8 +108,9 @@ def _resized(spec: Spec, rows: int, schedule: Schedule) -> Spec:
         columns = max(1, (2 * 4096 // unit * unit + unit) // a.itemsize)
         return _with(spec, ((m, columns), ), (m, columns))
     b = spec.inputs[1]
-    k = (2 * (schedule.block_k or 16) + _tail(a)) * (world if _cut(a, 1) else 1)
-    n = ((schedule.block_n or 16) + 24) * (world if _cut(b, 1) else 1)
+    in_blocks = spec.attribute("scales") == "block"
+    k = (2 * (schedule.block_k or 16) + (BLOCK if in_blocks and _cut(a, 1) else _tail(a))) * (world if _cut(a, 1) else 1)
+    n = ((schedule.block_n or 16) + (BLOCK if in_blocks and _cut(b, 1) else 24)) * (world if _cut(b, 1) else 1)
     return _with(spec, ((m, k), (k, n)), (m, n))
 
 

@@ -31,8 +31,8 @@ _TENSOR = ("shape", "dtype", "view", "order")
 _COMMON = ("name", "op", "inputs", "deterministic", "then", "out_dtype")
 # The keys that make a workload, by the declaration they stand for.
 DECLARATIONS: dict[str, tuple[str, ...]] = {
-    "matmul": ("a", "b", "out", "algorithm", "partial_dtype"),
-    "linear": ("x", "w", "out", "partial_dtype"),
+    "matmul": ("a", "b", "out", "algorithm", "partial_dtype", "scales"),
+    "linear": ("x", "w", "out", "partial_dtype", "scales"),
     "redistribute": ("x", "to", "transpose", "root"),
     "shift": ("x", "k"),
 }

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tilescale.spec.operation import OPERATIONS, Move, Operation
 from tilescale.spec.ops._counts import lacking_bytes, largest
+from tilescale.spec.scales import scale_operands
 
 if TYPE_CHECKING:
     from tilescale.spec.declaration import Spec
@@ -36,5 +37,6 @@ OPERATIONS.register(
         compute="gemm",
         kernels=True,
         limits=_limits,
+        extras=scale_operands,
     )
 )

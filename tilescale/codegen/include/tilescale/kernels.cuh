@@ -18,6 +18,7 @@
 #include "sum.cuh"
 #include "carry.cuh"
 #include "copy.cuh"
+#include "scales.cuh"
 #include "gemm_store.cuh"
 #include "gemm.cuh"
 #include "small_m.cuh"
