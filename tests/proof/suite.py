@@ -76,7 +76,8 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
         gemm_rs((304, 304, 816), 2, out="Partial", on=_ON), replace(LOCAL, block_m=128, cluster_m=2)),
     "product in clusters, col": (
         gemm_rs((304, 304, 816), 2, out="Partial", order="col", on=_ON), replace(LOCAL, block_m=64, cluster_m=2)),
-    "shared contraction": (gemm_rs((304, 304, 816), 2, out="Partial", out_dtype="float32", on=_ON), SPLIT),
+    "shared contraction": (
+        gemm_rs((304, 304, 816), 2, out="Partial", out_dtype="float32", on=_ON), replace(SPLIT, split_k=3)),
     "few rows": (gemm_rs((13, 304, 816), 2, out="Partial", order="col", on=_ON), FEW),
     "few rows of odd columns": (
         gemm_rs((13, 302, 816), 2, out="Partial", order="col", on=_ON),

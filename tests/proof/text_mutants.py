@@ -16,9 +16,8 @@ from tilescale.codegen.host.build import INCLUDE
 
 # Lines of these functions run in the scale model alone, in time that the emulator does not model.
 PACED = ("walk_links", "reserve_links", "pace_step", "links_of", "next_store", "drain")
-HEADERS = (
-    "carry.cuh", "comm.cuh", "copy.cuh", "gemm.cuh", "gemm_store.cuh", "kernels.cuh", "scales.cuh", "share.cuh",
-    "small_m.cuh", "sum.cuh")
+HEADERS = ("carry.cuh", "comm.cuh", "copy.cuh", "gemm.cuh", "gemm_split.cuh", "gemm_store.cuh", "kernels.cuh", "scales.cuh",
+           "share.cuh", "small_m.cuh", "sum.cuh")
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,9 @@ LOST: dict[str, str] = {
     "lost arrival": "mb_arrive|mb_expect|cluster_mb_arrive|release",
     "lost copy": "bulk_load|bulk_store|tma_load_3d|tma_load_2d|tma_load_2d_multicast|load_next|load_stage|load_b",
     "lost product": "wgmma|multiply_stage|multiply_tile|multiply_tile_promoted|small_multiply|small_stage",
-    "lost store": "store|store_pair|store_four|store_chunk|store_chunks|store_registers|tma_store_3d|put_partial|small_put",
-    "lost sum": "sum_units|sum_step|sum_tile|reduce_partials|carry_units|carry_step|promote|promote_scaled|small_promote",
+    "lost store": ("store|store_pair|store_four|store_chunk|store_chunks|store_registers|tma_store_3d|send_part|small_put|"
+                   "cluster_store"),
+    "lost sum": "sum_units|sum_step|add_parts|carry_units|carry_step|promote|promote_scaled|small_promote",
     "lost scale": "scale_rows|scale_four|load_scales",
     "lost setting up": "mb_init",
     "lost end of a call": "finish",
@@ -64,6 +64,9 @@ _PROMOTED = "multiply_stage<C>(part, smem + ring.stage * GemmLayout<C>::stage_by
 # Lost statements that change nothing, with the reason; those of edits.toml say so there.
 HARMLESS: dict[tuple[str, str], str] = {
     ("lost wait", "wait_step: pause_until(counter, target)"): "it polls without a pause; the acquire is the wait",
+    ("lost meeting of a cluster", "gemm_role: cluster_sync()"): "threads that have ended are not waited for",
+    ("lost block barrier", "sum_over_cluster: warp_sync()"): "all lanes of a warp take the branch before it",
+    ("lost block barrier", "copy_role: warp_sync()"): "lanes that do nothing but wait for it; a warp begins together",
     ("lost block barrier", "copy_step: sync()"): (
         "a signal has a block barrier of its own; this one only makes the links' time part of the step"
     ),
@@ -155,15 +158,15 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "gemm.cuh": {
         "gemm_producer": ("fused pull", "gemm", "parts", "product"), "load_b": (*_CLUSTERS, "row", "gemm"),
         "load_stage": ("gemm", *_CLUSTERS), "release": (*_CLUSTERS, "gemm"), "for_tiles": (*_CLUSTERS, *_TILES),
-        "k_range": ("shared contraction",), "sum_tile": ("shared contraction",),
+        "k_range": ("shared contraction",),
         "gemm_consumer": ("parts", "parts pulled", "scatter", "scatter large", "shared contraction", "product of bytes",
                           "scaled rows and columns"),
         "gemm_role": ("gemm", *_CLUSTERS, "shared contraction"), "multiply_tile_promoted": _BYTES, "promote": _BYTES,
         "load_scales": ("scaled blocks",), "promote_scaled": ("scaled blocks",),
         "": _TILES},
+    "gemm_split.cuh": {"": ("shared contraction",)},
     "gemm_store.cuh": {
-        "put_partial": ("shared contraction",), "reduce_partials": ("shared contraction",),
-        "sum_parts": ("shared contraction", "few rows"), "store_four": ("shared contraction", *_FEW),
+        "store_four": _FEW,
         "store_pair": ("odd columns", "odd columns of floats", *_FEW), "store_registers": ("odd columns",),
         "copy_chunk": ("scatter", "scatter large"), "store_chunk": (*_STAGED, "scatter"),
         "store_rows": (*_STAGED, "odd columns"), "": _STAGED},

@@ -35,6 +35,7 @@ class FakeRankDriver(FakeDriver):
     """The deploy tests' driver with what RankDriver adds. `synchronize` runs the machine once all ranks wait in it."""
 
     sms = 64
+    peer_memory = "ipc"
     share = SimpleNamespace(groups=2)
 
     def __init__(self, machine: Machine, rank: int, barrier: threading.Barrier) -> None:

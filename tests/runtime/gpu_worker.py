@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from tilescale.deploy.peer_memory import chosen
 from tilescale.runtime import gpu_job
 from tilescale.runtime.mps import PIPES
 from tilescale.runtime.rank import RankContext, RankReport
@@ -38,7 +39,7 @@ class Worker:
             facts = {"uuid": self.told.get("uuids", ["gpu-test"] * world)[rank], "gpu": "H200", "driver": "580.1",
                      "cuda": 13000, "torch": "2.11", "sms": self.told.get("sms", self.context.settings["share_sms"]),
                      "groups": world, "blocks_per_sm": 1, "absent": self.told.get("absent", [0] * world)[rank],
-                     "visible": os.environ.get(PIPES, "")}
+                     "visible": os.environ.get(PIPES, ""), "peer_memory": chosen()}
             return RankReport("ok", message=json.dumps(facts))
         assert self.race is not None
         if self.told.get("at") in [each.name for each in self.race.contestants] and rank == 1:

@@ -18,9 +18,9 @@ SMEM_US = 1.26e-4           # of a cycle of shared memory traffic
 MACS_A_CYCLE = 2048         # of one SM, dense 16-bit; twice as many of one-byte operands
 SMEM_BYTES_A_CYCLE = 128
 START_US, WAVE_US = 3.0, 1.0
-CLUSTER_US, SPLIT_US = 0.4, 2.0
+CLUSTER_US, SPLIT_US = 0.4, 1.2
 STEP_US = 0.16              # the least that a step takes: barriers, and the start of its products
-REMOTE_GBPS = 25.0          # of one SM, from the shared memory of others in its cluster
+REMOTE_GBPS = 25.0          # of one SM, to the shared memory of others in its cluster
 MEMORY_SHARE = 0.97         # of the memory's rate, for operands and results read and written once
 SMALL_SM_GBPS = 75.0        # weights that one SM takes in
 SMALL_SPLIT_US = 1.2
@@ -43,7 +43,7 @@ def product_us(spec: Spec, s: Schedule) -> float:
         return preference * (START_US + max(memory, stream) + (SMALL_SPLIT_US if s.split_k > 1 else 0.0))
     extra = CLUSTER_US if s.cluster_m > 1 else 0.0
     if s.split_k > 1:
-        extra = SPLIT_US + s.block_m * s.block_n * 4 * (s.split_k - 1) / s.split_k / 1e3 / REMOTE_GBPS
+        extra = SPLIT_US * (s.split_k - 1) + s.block_m * s.block_n * 4 * (s.split_k - 1) / s.split_k / 1e3 / REMOTE_GBPS
     return preference * (START_US + extra + max(memory, _tiles_us(spec, s, k)))
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 from tilescale.codegen.program import TensorMapSpec
 from tilescale.deploy.driver import MAP_BYTES, DeviceFacts, Driver, DriverError, Grid, KernelParameters
+from tilescale.deploy.peer_memory import VMM, IpcMemory, PeerMemory, chosen
+from tilescale.deploy.vmm import VmmMemory
 from tilescale.errors import MissingDependency
 from tilescale.spec.tensor import ITEMSIZE
 
-_IPC_BYTES = 64
 _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 _ELEMENTS = {"bfloat16": "BFLOAT16", "float16": "FLOAT16", "float32": "FLOAT32",
              "float8_e4m3fn": "UINT8", "float8_e5m2": "UINT8"}
@@ -22,10 +23,12 @@ _REMEDY = "pip install 'cuda-python>=13,<14'"
 class CudaDriver:
     """The device that the calling thread's context is on, or with `ordinal` that device's primary context.
 
-    Raises MissingDependency without cuda-python or without a driver library, DriverError where there is no device.
+    `peer_memory`: how its memory is shared with other ranks, see peer_memory.py. Raises MissingDependency without
+    cuda-python or without a driver library, DriverError where there is no device.
     """
 
-    def __init__(self, ordinal: int | None = None) -> None:
+    def __init__(self, ordinal: int | None = None, peer_memory: str | None = None) -> None:
+        self.peer_memory = chosen(peer_memory)
         try:
             from cuda.bindings import driver
         except ImportError as error:
@@ -36,6 +39,7 @@ class CudaDriver:
             remedy = "run on a machine with a GPU and its driver"
             raise MissingDependency("the loader needs the NVIDIA driver", str(error), remedy) from None
         self._cu = driver
+        self._memory: PeerMemory = (VmmMemory if self.peer_memory == VMM else IpcMemory)(driver, self._call)
         self._call(driver.cuInit(0))
         self._primary: Any = None
         if ordinal is not None:
@@ -73,10 +77,10 @@ class CudaDriver:
 
     # -- memory --------------------------------------------------------------------------------------------------------
     def allocate(self, size: int) -> int:
-        return int(self._call(self._cu.cuMemAlloc(size)))
+        return self._memory.allocate(size)
 
     def free(self, address: int) -> None:
-        self._call(self._cu.cuMemFree(address))
+        self._memory.free(address)
 
     def zero(self, address: int, size: int) -> None:
         self._call(self._cu.cuMemsetD8(address, 0, size))
@@ -92,17 +96,13 @@ class CudaDriver:
         return bytes(data)
 
     def export_memory(self, address: int) -> bytes:
-        handle = self._call(self._cu.cuIpcGetMemHandle(address))
-        return ctypes.string_at(handle.getPtr(), _IPC_BYTES)
+        return self._memory.export(address)
 
     def open_memory(self, handle: bytes) -> int:
-        value = self._cu.CUipcMemHandle()
-        ctypes.memmove(value.getPtr(), handle, _IPC_BYTES)
-        flags = self._cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-        return int(self._call(self._cu.cuIpcOpenMemHandle(value, int(flags))))
+        return self._memory.open(handle)
 
     def close_memory(self, address: int) -> None:
-        self._call(self._cu.cuIpcCloseMemHandle(address))
+        self._memory.close(address)
 
     def pinned(self, size: int) -> int:
         address = int(self._call(self._cu.cuMemHostAlloc(size, 0)))

@@ -101,6 +101,7 @@ def load(
     driver, another number of ranks, ranks that crowd one GPU) `on_mismatch` decides: "error" raises BundleError,
     "library" gives operations that run torch.distributed and torch.mm, as do shapes that were not tuned.
     `time_limit_s`: how long a kernel waits for a peer before it gives up and reports. `find`: a driver of one's own.
+    The variable TILESCALE_PEER_MEMORY says how ranks share memory: "ipc" (the default) or "vmm", on all alike.
     """
     check_path(path, "a bundle", BundleError)
     if on_mismatch not in (ERROR, LIBRARY):

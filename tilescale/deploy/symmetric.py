@@ -1,4 +1,4 @@
-"""Memory that every rank of a group can address: allocated by its rank, opened by the others through CUDA IPC.
+"""Memory that every rank of a group can address: allocated by its rank, opened by the others (see peer_memory.py).
 
 A *workspace* holds what a program needs beside the caller's tensors: state, counters, buffers, and operands that peers
 read where they lie ("symmetric" inputs).

@@ -165,7 +165,7 @@ class Run:
             state=self.memory[rank][".state"].address, steps=self.memory[rank][f".steps.{launch.name}"].address,
             blocks=self.memory[rank][f".blocks.{launch.name}"].address, time_limit_ns=TIME_LIMIT_NS, rank=rank,
             last=launch.participants, n=self.program.n, k=self.program.k,
-            link_fs_per_byte=self.program.link_fs_per_byte, only=bytes.fromhex(launch.steps))
+            link_fs_per_byte=self.program.link_fs_per_byte, first=launch.first_rows)
 
     def _maps(self, rank: int) -> bytes:
         return b"".join(self._map(rank, m) for m in self.program.maps)

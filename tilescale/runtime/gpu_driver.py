@@ -15,18 +15,19 @@ from tilescale.deploy.driver import Grid
 from tilescale.runtime import green
 from tilescale.runtime.arena import Arena
 
-_HANDLE = struct.Struct("<BQ")  # kind, offset; the IPC handle follows
+_HANDLE = struct.Struct("<BQ")  # kind, offset; the handle of the allocation follows
 _PLAIN, _KEPT = 0, 1
 
 
 class RankDriver(CudaDriver):
     """Of device `ordinal`; in a share of `share_sms` SMs of it (group `rank` of `world`), or of the whole with 0.
 
-    `arena_bytes`: of the kept allocation; what does not fit is allocated as deployment does.
+    `arena_bytes`: of the kept allocation; what does not fit is allocated as deployment does. `peer_memory`: as there.
     """
 
-    def __init__(self, ordinal: int, rank: int, world: int, share_sms: int, arena_bytes: int) -> None:
-        super().__init__(ordinal)
+    def __init__(self, ordinal: int, rank: int, world: int, share_sms: int, arena_bytes: int,
+                 peer_memory: str | None = None) -> None:
+        super().__init__(ordinal, peer_memory)
         self._device = self._call(self._cu.cuDeviceGet(ordinal))
         self.share = green.make_share(self._cu, self._call, self._device, rank, world, share_sms) if share_sms else None
         self._arena = Arena(arena_bytes)

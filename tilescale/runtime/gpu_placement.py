@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from tilescale.deploy.peer_memory import IPC
 from tilescale.errors import RunnerError, TopologyError
 from tilescale.spec.detect import Device, devices, numbers_are_cudas
 from tilescale.spec.topology import Topology
@@ -15,7 +16,8 @@ from tilescale.spec.topology import Topology
 class RankFacts:
     """Of one rank. `sms`: those it may use, of `groups` groups; `blocks_per_sm`: of the kernel that proves residency;
     `absent`: its blocks that waited in vain for the blocks of all ranks; `visible`: CUDA_VISIBLE_DEVICES; `lacks`: by
-    rank, what this one cannot do with the memory of that one's GPU (see RankDriver.reach)."""
+    rank, what this one cannot do with the memory of that one's GPU (see RankDriver.reach); `peer_memory`: how memory is
+    shared between ranks."""
 
     uuid: str
     gpu: str
@@ -28,12 +30,14 @@ class RankFacts:
     absent: int
     visible: str = ""
     lacks: tuple[str, ...] = ()
+    peer_memory: str = IPC
 
     @classmethod
     def read(cls, text: str) -> RankFacts:
         """From a rank's JSON."""
         values = json.loads(text)
         values["lacks"] = tuple(values.get("lacks", ()))
+        values.setdefault("peer_memory", IPC)
         return cls(**{field.name: values[field.name] for field in fields(cls)})
 
 

@@ -270,7 +270,7 @@ class GpuRunner:
         if first is not None:
             known |= {"gpu": first.gpu, "driver": first.driver, "cuda": str(first.cuda), "torch": first.torch,
                       "uuids": ",".join(dict.fromkeys(facts.uuid for facts in self.facts)), "sm_share": str(first.sms),
-                      "visible": first.visible}
+                      "visible": first.visible, "peer_memory": first.peer_memory}
         known |= {str(name): str(value) for name, value in report.get("facts", {}).items()}
         if report.get("dropped"):
             known["dropped_samples"] = str(report["dropped"])

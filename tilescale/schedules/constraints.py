@@ -225,7 +225,7 @@ def _split_fills(spec: Spec, s: Schedule) -> bool:
     return (
         s.cluster_m == 1 and steps >= s.split_k
         and tile.tiles(spec, s) * s.split_k <= tile.clustered(spec.topology.sm_share, s.split_k)
-        and (tile.small_m(spec) or tile.partial_bytes(spec, s) <= s.num_stages * tile.stage_bytes(spec, s)))
+        and (tile.landing_bytes(spec, s) <= s.num_stages * tile.stage_bytes(spec, s)))
 
 
 CONSTRAINTS: tuple[Constraint, ...] = (

@@ -93,20 +93,23 @@ def _fixed_bytes(spec: Spec, s: Schedule) -> int:
     return s.num_stages * stage_bytes(spec, s) + -(-2 * s.num_stages * BARRIER_BYTES // 16) * 16
 
 
-def partial_bytes(spec: Spec, s: Schedule) -> int:
-    """Sums of a block, where a cluster shares the contraction: they lie where the stages were. Those of few rows always
-    pass through shared memory, and lie behind the stages."""
-    return s.block_m * (s.block_n + (4 if small_m(spec) else 8)) * 4
+def landing_bytes(spec: Spec, s: Schedule) -> int:
+    """Where sums of other blocks of a cluster that shares a contraction land: those of a warp are added up in one block.
+    Of few rows they are read where they are."""
+    if small_m(spec):
+        return 0
+    warps, lanes = 4 * consumers(spec, s), 32
+    return -(-warps // s.split_k) * (s.split_k - 1) * lanes * accumulators(spec, s) * 4
 
 
 def staging(spec: Spec, s: Schedule) -> Staging:
     """One to MAX_BUFFERS buffers of 32, 64 or 128 bytes a row, as fit beside the stages; from registers where rows are not
-    aligned to 16 bytes, or where the blocks of a cluster sum up."""
+    aligned to 16 bytes. Results of few rows always pass through shared memory, behind the stages."""
     if small_m(spec):
-        return Staging(s.block_n, 1, False, partial_bytes(spec, s))
+        return Staging(s.block_n, 1, False, s.block_m * (s.block_n + 4) * 4)
     out = ITEMSIZE[product_dtype(spec)]
     columns = spec.inputs[1].local_shape(0, spec.world)[1]
-    if columns * out % 16 or s.split_k > 1:
+    if columns * out % 16:
         return Staging(s.block_n, 1, False, 0)
     warps = 4 * consumers(spec, s)
     width = next(size // out for size in (128, 64, 32) if s.block_n % (size // out) == 0)

@@ -69,7 +69,7 @@ void bulk_wait(u32 groups);
 void bulk_wait_read(u32 groups);
 void wg_wait(u32 groups);
 void wgmma(float* d, u32 n, bool transpose_b, u32 format, Descriptor a, Descriptor b, bool add);
-const void* cluster_at(const void* p, u32 rank);
+void* cluster_at(const void* p, u32 rank, const char* what);
 u16 round_fp16(float value);
 float widen(u16 value, u32 format);
 void bulk_reduce_add(void* global, const void* smem, u32 bytes, u32 format);
@@ -172,7 +172,14 @@ void cluster_sync();
 void cluster_mb_arrive(u64* barrier, u32 rank);
 template <class T>
 inline const T* cluster_at(const T* p, u32 rank) {
-  return static_cast<const T*>(host::cluster_at(p, rank));
+  return static_cast<const T*>(host::cluster_at(p, rank, "reads"));
+}
+template <int kCount>
+inline void keep_sums(float (&)[kCount]) {}
+template <class T>
+inline void cluster_store(T* p, u32 rank, const T& value) {
+  static_assert(sizeof(T) == 16, "16 bytes");
+  *static_cast<T*>(host::cluster_at(p, rank, "writes to")) = value;
 }
 void tma_load_2d_multicast(void* smem, const TensorMap* map, u64* barrier, int x, int y, u16 mask);
 void tma_load_3d_multicast(void* smem, const TensorMap* map, u64* barrier, int x, int y, int z, u16 mask);

@@ -84,7 +84,10 @@ struct Arguments {
   u32 last;                 // 1: the last launch of a call, it advances the epoch
   u32 n, k;                 // gemm: columns of B; contraction. sum with an epilogue: columns of the output
   u64 link_fs_per_byte;     // scale model: femtoseconds that a byte takes a link
-  Step only;                // the step of a launch that has one, for all of its blocks alike
+  union {                   // what a block would have to look up first, and wait for:
+    Step only;              // the step of a launch that has one, for all of its blocks alike
+    Block roles[2];         // of other launches, the rows of their gangs, where these are at most two; else zeros
+  };
 };
 
 }  // namespace ts

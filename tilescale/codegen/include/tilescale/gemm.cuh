@@ -256,21 +256,6 @@ TS_DEV void multiply_tile_promoted(const Call& call, const Step& step, float (&a
   }
 }
 
-// All blocks of the cluster have this tile, each a part of its contraction, and no other.
-template <class C>
-TS_DEV void sum_tile(float (&acc)[GemmLayout<C>::subtiles][C::block_n / 2], u8* smem, const Results& results, const OutRows& out,
-                     TilePosition tile) {
-  constexpr u32 kConsumers = GemmLayout<C>::consumers;
-  const u32 warpgroup = thread() / 128 - 1;
-  named_barrier(kConsumersMeet, kConsumers * 128);  // nobody reads the stages any more
-#pragma unroll
-  for (int s = 0; s < GemmLayout<C>::subtiles; ++s)
-    put_partial<C>(acc[s], (float*)smem, (warpgroup * GemmLayout<C>::subtiles + s) * 64);
-  cluster_sync();
-  reduce_partials<C>(results, (const float*)smem, out, tile.m * C::block_m, tile.n * C::block_n, thread() - 128,
-                     kConsumers * 128);
-}
-
 // The scale model, for products that are stored at a peer: the stores of a tile take the links behind those of the tile
 // before, and the next tile, or a signal, waits for them. The first thread of a warpgroup keeps the time for all.
 template <class C> struct StoreLink {
@@ -334,14 +319,15 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps,
         }
         if constexpr (C::link_clock) link.next(call, step, tile, warpgroup);
         if constexpr (C::splits) {
-          sum_tile<C>(acc, smem, results, out, tile);
-        } else {
+          warp_sync();
+          cluster_sync();  // no block reads its stages any more: this was its only tile
+          if (!sum_over_cluster<C>(acc, smem, thread() / 32 - 4)) return;
+        }
 #pragma unroll
-          for (int s = 0; s < kSubtiles; ++s) {
-            const u32 row = tile.m * C::block_m + (warpgroup * kSubtiles + s) * 64;
-            if constexpr (EpilogueOf<C>::any) finish_tile<C>(results, row, step.rows, tile.n * C::block_n, acc[s]);
-            store_rows<C>(acc[s], staging, &maps.out, out, row, tile.n * C::block_n);
-          }
+        for (int s = 0; s < kSubtiles; ++s) {
+          const u32 row = tile.m * C::block_m + (warpgroup * kSubtiles + s) * 64;
+          if constexpr (EpilogueOf<C>::any) finish_tile<C>(results, row, step.rows, tile.n * C::block_n, acc[s]);
+          store_rows<C>(acc[s], staging, &maps.out, out, row, tile.n * C::block_n);
         }
       });
     }
@@ -367,7 +353,7 @@ template <class C> TS_DEV void gemm_role(const Call& call, const Maps& maps, con
     mb_fence_init();
   }
   sync();
-  if constexpr (C::clusters) cluster_sync();
+  if constexpr (C::cluster_m > 1) cluster_sync();
   if (thread() < 128) {
     if constexpr (kConsumers == 2) reg_dec<40>();
     if (thread() == 0) {
@@ -376,13 +362,14 @@ template <class C> TS_DEV void gemm_role(const Call& call, const Maps& maps, con
     }
     if constexpr (C::splits) {
       warp_sync();
-      cluster_sync();  // partial sums are complete
+      cluster_sync();
+      cluster_sync();  // as the consumers
     }
   } else {
     if constexpr (kConsumers == 2) reg_inc<232>();
     gemm_consumer<C>(call, maps, me, smem, full, empty);
   }
-  if constexpr (C::clusters) {  // others of the cluster may still arrive at these barriers, or read these sums
+  if constexpr (C::cluster_m > 1) {  // others of the cluster may still arrive at these barriers
     sync();
     cluster_sync();
   }

@@ -186,6 +186,20 @@ template <class T> TS_DEV const T* cluster_at(const T* p, u32 rank) {
   asm("mapa.u64 %0, %1, %2;" : "=l"(found) : "l"(p), "r"(rank));
   return (const T*)found;
 }
+// Products that were waited for are complete in these registers, and what follows is not moved ahead of it.
+template <int kCount> TS_DEV void keep_sums(float (&sums)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
+// Stores 16 bytes where `p` stands, in the shared memory of block `rank` of the cluster; seen behind a barrier of it.
+template <class T> TS_DEV void cluster_store(T* p, u32 rank, const T& value) {
+  static_assert(sizeof(T) == 16, "16 bytes");
+  const u32* words = (const u32*)&value;
+  asm volatile(
+      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+      "st.shared::cluster.v4.b32 [remote], {%2, %3, %4, %5};\n}"
+      ::"r"(shared_address(p)), "r"(rank), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
+}
 // Arrives at the barrier that stands where `b` stands, in the shared memory of block `rank` of the cluster.
 TS_DEV void cluster_mb_arrive(u64* b, u32 rank) {
   asm volatile(

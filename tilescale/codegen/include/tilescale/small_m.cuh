@@ -117,6 +117,22 @@ template <class C> TS_DEV void small_put(const float (&acc)[C::block_m / 2], flo
   }
 }
 
+// Four neighbouring sums over all blocks of the cluster, in their order.
+template <int kParts> TS_DEV Sums sum_parts(const float* own) {
+  Sums parts[kParts];
+#pragma unroll
+  for (u32 part = 0; part < kParts; ++part) parts[part] = *cluster_at((const Sums*)own, part);
+  Sums sum = parts[0];
+#pragma unroll
+  for (u32 part = 1; part < kParts; ++part) {
+    sum.x += parts[part].x;
+    sum.y += parts[part].y;
+    sum.z += parts[part].z;
+    sum.w += parts[part].w;
+  }
+  return sum;
+}
+
 // This block's share of the tile: summed over the parts, and stored.
 template <class C> TS_DEV void small_store(const Call& call, const Step& step, const float* sums, u32 column) {
   constexpr u32 kFours = C::block_n / 4, kThreads = SmallLayout<C>::consumers * 128;
