@@ -93,6 +93,7 @@ RUNS |= {
     "scaled": (scaled(gemm_rs((304, 304, 544), 2, **_BYTES), "tensor"), replace(SCATTER, block_k=128)),
     "scaled rows and columns": (scaled(gemm_rs((304, 304, 544), 2, **_BYTES), "rowcol"), replace(SCATTER, block_k=128)),
     "scaled blocks": (scaled(gemm_rs((304, 304, 768), 2, **_BYTES), "block"), replace(SCATTER, block_k=128)),
+    "scaled product": (scaled(gemm_rs((304, 304, 800), 2, out="Partial", **_BYTES), "rowcol"), BYTES),
     "gathered rows scaled": (
         scaled(ag_gemm((384, 256, 272), 2, dtype="float8_e4m3fn", on=_ON), "rowcol"), replace(FUSED, block_k=128)),
     "few rows scaled": (scaled(gemm_rs((13, 304, 544), 2, out="Partial", **_BYTES), "rowcol"), replace(FEW, split_k=1)),

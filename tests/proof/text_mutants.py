@@ -160,7 +160,7 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "load_stage": ("gemm", *_CLUSTERS), "release": (*_CLUSTERS, "gemm"), "for_tiles": (*_CLUSTERS, *_TILES),
         "k_range": ("shared contraction",),
         "gemm_consumer": ("parts", "parts pulled", "scatter", "scatter large", "shared contraction", "product of bytes",
-                          "scaled rows and columns"),
+                          "scaled rows and columns", "scaled product"),
         "gemm_role": ("gemm", *_CLUSTERS, "shared contraction"), "multiply_tile_promoted": _BYTES, "promote": _BYTES,
         "load_scales": ("scaled blocks",), "promote_scaled": ("scaled blocks",),
         "": _TILES},
@@ -174,7 +174,8 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "share.cuh": {"": ("copy", "tma", "sum", *_BYTES)},
     "small_m.cuh": {
         "small_stage": (*_BYTES, "few rows", "few rows in blocks"), "small_promote": ("few rows in blocks",),
-        "small_store": (*_FEW, "few rows scaled"), "": _FEW},
+        "small_store": (*_FEW, "few rows scaled"),
+        "small_consumer": (*_FEW, "few rows scaled"), "": _FEW},
     "carry.cuh": {"": ("carried", "carried odd")},
     "sum.cuh": {"": _SUMS},
 }

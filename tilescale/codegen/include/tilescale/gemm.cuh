@@ -288,6 +288,7 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps,
   Staging<C> staging{smem + GemmLayout<C>::staging_offset + (thread() / 32 - 4) * Staging<C>::warp_bytes};
   const KRange range = k_range<C>(call);
   [[maybe_unused]] StoreLink<C> link;
+  if constexpr (C::solo && ReadsBeside<C>::value) grid_wait();
   bool signalled = false;
   for (u32 i = 0; i < me.num_steps; ++i) {
     const Step step = step_of<C>(call, me, i);

@@ -18,6 +18,11 @@ struct Unscaled { static constexpr bool rows_of_a = false, ends = false, whole =
 template <class C, class = void> struct ScalesOf { typedef Unscaled type; };
 template <class C> struct ScalesOf<C, typename IsType<typename C::Scales>::type> { typedef typename C::Scales type; };
 
+// Whether those who multiply read operands beside A and B.
+template <class C> struct ReadsBeside {
+  static constexpr bool value = EpilogueOf<C>::any || ScalesOf<C>::type::ends || ScalesOf<C>::type::blocks;
+};
+
 TS_DEV float scale_a(const Call& call, u64 index) { return load((const float*)call.args->base[0] + index); }
 TS_DEV float scale_b(const Call& call, u64 index) { return load((const float*)call.args->base[1] + index); }
 

@@ -161,6 +161,7 @@ template <class C> TS_DEV void small_consumer(const Call& call, const Block& me,
   float* sums = (float*)(smem + SmallLayout<C>::partial_offset);
   Ring<C::num_stages> ring;
   const KRange range = k_range<C>(call);
+  if constexpr (C::solo && ReadsBeside<C>::value) grid_wait();
   for (u32 i = 0; i < me.num_steps; ++i) {
     const Step step = step_of<C>(call, me, i);
     if (step.kind != kGemm) continue;
