@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 
 from tilescale.costmodel.costs import Costs
 from tilescale.errors import PlanError
-from tilescale.schedules.plan import Clear, Copy, Gemm, Launch, Plan, Reduce, Region, Role, Signal, Sum, Wait
+from tilescale.schedules.plan import Clear, Copy, Gemm, Launch, Plan, Ragged, Reduce, Region, Role, Signal, Sum, Wait
 
 PARTS = ("launch", "compute", "copy", "link", "sync")
 LAUNCH, COMPUTE, COPY, LINK, SYNC = range(5)
@@ -200,6 +200,8 @@ class _Simulation:
                 self._copy(walker, step, rank)
             elif isinstance(step, Sum):
                 self._sum(walker, step, rank)
+            elif isinstance(step, Ragged):
+                self._ragged(walker, step, rank)
             elif isinstance(step, Clear):
                 walker.spend(COPY, self.costs.copy_us(step.dst.size, walker.role.blocks))
             else:
@@ -258,6 +260,16 @@ class _Simulation:
         ends.append(self._cross(replace(step.dst, rank=rank), step.dst.rank, step.dst.size, rank, began))
         walker.spend(COPY, own)
         walker.spend(LINK, max(0.0, *(end - walker.time for end in ends)))
+
+    def _ragged(self, walker: _Walker, step: Ragged, rank: int) -> None:
+        """Moves the rows that are expected: to a peer, or from all ranks alike."""
+        began, size = walker.time, step.expected
+        ends = [self._cross(Region("", rank, 0, 0), target.rank, size, rank, began)
+                for target in step.writes if target.rank != rank]
+        pulled = {source.rank: source for source in step.reads if source.rank != rank}
+        ends += [self._cross(source, rank, size // self.plan.world, rank, began) for source in pulled.values()]
+        walker.spend(COPY, self.p.load_latency_us + self.costs.copy_us(size, walker.role.blocks))
+        walker.spend(LINK, max([0.0, *(end - walker.time for end in ends)]))
 
     def _gemm(self, walker: _Walker, step: Gemm, rank: int) -> None:
         began = walker.time

@@ -8,7 +8,7 @@ from itertools import product
 
 from tilescale.codegen.program import Program
 from tilescale.runtime.emulator_report import Range, RunReport, Signalled, StepLog, Waited
-from tilescale.schedules.plan import Clear, Copy, Gemm, Plan, Reduce, Region, Role, Signal, Step, Sum, Wait
+from tilescale.schedules.plan import Clear, Copy, Gemm, Plan, Ragged, Reduce, Region, Role, Signal, Step, Sum, Wait
 
 
 def deviations(plan: Plan, program: Program, report: RunReport, calls: int, first_call: int = 0) -> Iterator[str]:
@@ -29,6 +29,8 @@ def deviations(plan: Plan, program: Program, report: RunReport, calls: int, firs
                     found = _within(found, wanted)
                 if isinstance(step, Gemm) and partly:
                     found = _partly(found, wanted, partly)
+                if isinstance(step, Ragged):
+                    found = _bounded(found, wanted)
                 place = f"call {call} rank {rank} launch {launch.name} step {number} ({type(step).__name__})"
                 yield from _differences(place, wanted, found)
     for (call, rank, number), rest in sorted(log.items()):
@@ -51,6 +53,8 @@ def _declared(step: Step, role: Role, rank: int, number: int, call: int, strides
                        writes=_joined(map(where, rows_of(step.dst))))
     if isinstance(step, Sum):
         return StepLog(call, rank, number, reads=_joined(map(where, (*step.srcs, *step.extras))), writes=(where(step.dst),))
+    if isinstance(step, Ragged):
+        return StepLog(call, rank, number, reads=_joined(map(where, step.reads)), writes=_joined(map(where, step.writes)))
     if isinstance(step, Signal):
         amount = step.value * role.blocks
         return StepLog(call, rank, number, signals=(Signalled(step.rank, step.counter, amount),))
@@ -100,6 +104,16 @@ def _partly(found: StepLog, wanted: StepLog, buffers: set[str]) -> StepLog:
     if not inside:
         return found
     return replace(found, reads=tuple(sorted([*(r for r in found.reads if r.buffer not in buffers), *declared])))
+
+
+def _bounded(found: StepLog, wanted: StepLog) -> StepLog:
+    """As declared where all that was touched lies inside what was declared: how much of it is known on the device alone."""
+    def inside(touched: tuple[Range, ...], declared: tuple[Range, ...]) -> tuple[Range, ...]:
+        outside = [r for r in touched if not any((w.rank, w.buffer) == (r.rank, r.buffer) and w.begin <= r.begin
+                                                 and r.end <= w.end for w in declared)]
+        return tuple(outside) or declared
+
+    return replace(found, reads=inside(found.reads, wanted.reads), writes=inside(found.writes, wanted.writes))
 
 
 def _differences(place: str, wanted: StepLog, found: StepLog) -> Iterator[str]:

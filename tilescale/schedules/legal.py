@@ -9,6 +9,7 @@ from tilescale.schedules import tile
 from tilescale.schedules.algorithms import ALGORITHMS
 from tilescale.schedules.exchanges import exchange_of, exchanges
 from tilescale.schedules.knob import BY_NAME
+from tilescale.schedules.ragged import ragged, ragged_geometry
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import sums
 from tilescale.schedules.transports import TRANSPORTS
@@ -19,6 +20,7 @@ DIRECTIONS = ("push", "pull")
 OVERLAPS = ("none", "chunked", "fused")
 COMPUTES = ("generated", "library")
 ORDERS = ("peer_major", "chunk_major")
+SCOPES = ("block", "warpgroup", "warp")
 MAX_BLOCKS = 1 << 16
 BLOCK_M = (8, 16, 32, 64, 128, 256)
 BLOCK_N = tuple(range(48, 257, 16))
@@ -44,7 +46,7 @@ def check(spec: object, schedule: object) -> None:
         _check_number(schedule, name, low)
     _check_algorithm(known, schedule)
     if not known.local:
-        _check_copying(schedule, _sends(known, schedule))
+        _check_copying(schedule, _sends(known, schedule), not ragged(known))
     if known.operation.compute == "gemm":
         _check_product(schedule)
         _check_rows(known, schedule)
@@ -53,7 +55,8 @@ def check(spec: object, schedule: object) -> None:
 def _check_names(s: Schedule) -> None:
     choices: tuple[tuple[str, Collection[str]], ...] = (
         ("transport", TRANSPORTS.names()), ("algorithm", ALGORITHMS.names()), ("direction", DIRECTIONS),
-        ("overlap", OVERLAPS), ("compute", COMPUTES), ("chunk_order", ORDERS))
+        ("overlap", OVERLAPS), ("compute", COMPUTES), ("chunk_order", ORDERS),
+        ("copy_scope", SCOPES))
     for name, known in choices:
         value = getattr(s, name)
         if value not in known:
@@ -82,6 +85,8 @@ def _check_algorithm(spec: Spec, s: Schedule) -> None:
     if s.algorithm == "ring" and s.direction != "push":
         raise ScheduleError("in a ring every rank sends to the next one", f"direction={s.direction!r}",
                             "use direction='push'")
+    if ragged(spec):
+        _check_ragged(spec, s)
     if not sums(spec):
         return
     if s.algorithm == "ring":
@@ -124,9 +129,23 @@ def _check_exchange(spec: Spec, s: Schedule) -> None:
                             "use overlap='none' or direction='push'")
 
 
-def _check_copying(s: Schedule, sends: bool) -> None:
+def _check_ragged(spec: Spec, s: Schedule) -> None:
+    if s.transport != "peer_copy" or s.overlap == "chunked":
+        raise ScheduleError("rows whose number the device alone knows are moved in one kernel, by peer_copy",
+                            f"{spec.op}, transport={s.transport!r}, overlap={s.overlap!r}",
+                            "use transport='peer_copy', overlap='none' or 'fused'")
+    share = spec.topology.sm_share
+    if s.overlap == "fused" and s.num_comm_blocks >= share:
+        raise ScheduleError(f"a gang beside the one that sends has some of {share} SMs",
+                            f"num_comm_blocks={s.num_comm_blocks}", "use fewer")
+    if s.direction == "pull" and not ragged_geometry(spec, s.direction, s.num_comm_blocks).pullable:
+        raise ScheduleError("rows are pulled where peers can read them", f"{spec.op}, direction='pull'",
+                            "declare inputs='symmetric', or use direction='push'")
+
+
+def _check_copying(s: Schedule, sends: bool, chunks: bool) -> None:
     blocks = TRANSPORTS[s.transport].agent == "blocks"
-    if s.overlap != "none" and s.chunk_rows == 0:
+    if chunks and s.overlap != "none" and s.chunk_rows == 0:
         raise ScheduleError(f"an overlap of {s.overlap} has chunks", "chunk_rows=0", "set chunk_rows, or overlap='none'")
     if s.overlap == "none" and s.depth != 1:
         raise ScheduleError("one chunk is in flight where nothing overlaps", f"depth={s.depth}", "set depth=1")

@@ -11,7 +11,7 @@ INPUTS = ("a", "b")  # names of Spec.inputs, in order
 NUMBERS = "numbers"
 SCALES = "scales"
 # Names that plans give to buffers of their own.
-TAKEN = (*INPUTS, "out", "gather", "staging", "partial", "inbox", "result")
+TAKEN = (*INPUTS, "out", "gather", "staging", "partial", "inbox", "result", "routes")
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class Operand:
 
     ``rows``: an extra operand of the shape of the output, of which a step reads the rows that it makes; else every step
     reads all that the rank holds. ``values``: what a checker fills it with: "numbers" (of either sign, small integers
-    where results must be exact), "positive" or "scales" (positive, powers of two where results must be exact).
+    where results must be exact), "positive", "scales" (positive, powers of two where results must be exact) or, of dispatch
+    and combine, "routing" and "counts".
     """
 
     name: str
