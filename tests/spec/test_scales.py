@@ -109,3 +109,9 @@ def test_views_that_are_whole_need_no_whole_blocks() -> None:
     spec = matmul(Tensor((64, 200), FP8, FullRow), Tensor((200, 72), FP8, Replicate, "col"), out=FullRow,
                   topology=Topology.scale_model("8xH200-NVSwitch", ranks=2), scales="block")
     assert local_shapes(spec) == [(32, 2), (2, 1)]
+
+
+def test_several_matrices_are_declared_apart() -> None:
+    b = [Tensor((256, 1024), FP8, FullCol, "col")] * 2
+    with pytest.raises(SpecError, match="scales go with one B; got: 2 matrices, scales=rowcol; declare a product for each"):
+        matmul(Tensor((1024, 256), FP8, FullRow), b, out=FullCol, topology=T8, scales="rowcol")

@@ -8,7 +8,22 @@ from itertools import product
 
 from tilescale.codegen.program import Program
 from tilescale.runtime.emulator_report import Range, RunReport, Signalled, StepLog, Waited
-from tilescale.schedules.plan import Clear, Copy, Gemm, Plan, Ragged, Reduce, Region, Role, Signal, Step, Sum, Wait
+from tilescale.schedules.contracting import BOTH
+from tilescale.schedules.plan import (
+    Clear,
+    Contract,
+    Copy,
+    Gemm,
+    Plan,
+    Ragged,
+    Reduce,
+    Region,
+    Role,
+    Signal,
+    Step,
+    Sum,
+    Wait,
+)
 
 
 def deviations(plan: Plan, program: Program, report: RunReport, calls: int, first_call: int = 0) -> Iterator[str]:
@@ -29,6 +44,8 @@ def deviations(plan: Plan, program: Program, report: RunReport, calls: int, firs
                     found = _within(found, wanted)
                 if isinstance(step, Gemm) and partly:
                     found = _partly(found, wanted, partly)
+                if isinstance(step, Contract) and step.gathered != BOTH:
+                    found = _of_local(found, wanted, step)
                 if isinstance(step, Ragged):
                     found = _bounded(found, wanted)
                 place = f"call {call} rank {rank} launch {launch.name} step {number} ({type(step).__name__})"
@@ -61,8 +78,9 @@ def _declared(step: Step, role: Role, rank: int, number: int, call: int, strides
     if isinstance(step, Wait):
         target = (call * totals[step.counter] + step.value) % 2**32  # counters and epochs wrap
         return StepLog(call, rank, number, waits=(Waited(step.counter, target, target),))
-    read = sorted(map(where, (step.a, step.b, *step.extras)))
-    return StepLog(call, rank, number, reads=tuple(read), writes=(where(step.out),))
+    extras = step.extras if isinstance(step, Gemm) else ()
+    written = (where(step.out),) if not isinstance(step, Contract) or step.last else ()
+    return StepLog(call, rank, number, reads=tuple(sorted(map(where, (step.a, step.b, *extras)))), writes=written)
 
 
 def rows_of(region: Region) -> Iterator[Region]:
@@ -104,6 +122,16 @@ def _partly(found: StepLog, wanted: StepLog, buffers: set[str]) -> StepLog:
     if not inside:
         return found
     return replace(found, reads=tuple(sorted([*(r for r in found.reads if r.buffer not in buffers), *declared])))
+
+
+def _of_local(found: StepLog, wanted: StepLog, step: Contract) -> StepLog:
+    """With all of the local operand, which only the caller writes, in place of the parts of it that were read."""
+    local = [read for read in wanted.reads if (read.rank, read.buffer) == (step.local.rank, step.local.buffer)]
+    parts = [read for read in found.reads if local and (read.rank, read.buffer) == (local[0].rank, local[0].buffer)]
+    inside = all(local[0].begin <= part.begin and part.end <= local[0].end for part in parts)
+    if not parts or not inside:
+        return found
+    return replace(found, reads=tuple(sorted((*(read for read in found.reads if read not in parts), *local))))
 
 
 def _bounded(found: StepLog, wanted: StepLog) -> StepLog:

@@ -11,7 +11,7 @@ INPUTS = ("a", "b")  # names of Spec.inputs, in order
 NUMBERS = "numbers"
 SCALES = "scales"
 # Names that plans give to buffers of their own.
-TAKEN = (*INPUTS, "out", "gather", "staging", "partial", "inbox", "result", "routes")
+TAKEN = (*INPUTS, "out", "gather", "gathered", "staging", "partial", "inbox", "result", "routes", "column")
 
 
 @dataclass(frozen=True)
