@@ -1,6 +1,6 @@
 """Every kind of generated schedule of every shipped operation on one GPU, in rank processes: right, and as emulated?
 
-    python benchmarks/hardware_check.py [-o FILE] [--ranks 4,8] [--only TEXT] [--no-emulation]
+    python benchmarks/hardware_check.py [-o FILE] [--ranks 4,8] [--only TEXT] [--most N] [--no-emulation]
 
 A kind is what chooses the code that runs: algorithm, transport, direction, overlap, clusters, split contraction, few rows,
 and where operands lie. Of each, one schedule is run three times on the smallest workload of the recipes (small integers
@@ -36,6 +36,7 @@ from tilescale.schedules.space import Space
 from tilescale.spec.op import Spec
 from tilescale.spec.topology import Topology
 
+Kind = tuple[tuple[str, ...], Schedule]
 FEW = Bounds(minimum=4, maximum=4, batch=4, warmup=1)
 CHARGED = 4  # ranks in the scale model
 
@@ -59,6 +60,12 @@ def sample(spec: Spec) -> dict[tuple[str, ...], Schedule]:
         if each.compute == "generated":
             kinds.setdefault(kind(each), []).append(each)
     return {name: found[len(found) // 2] for name, found in sorted(kinds.items())}
+
+
+def spread(kinds: list[Kind], most: int) -> list[Kind]:
+    """At most so many kinds, evenly from all of them; 0: all."""
+    step = max(1, -(-len(kinds) // most)) if most else 1
+    return kinds[::step]
 
 
 def workloads(recipes: Path, topology: Topology) -> Iterator[Spec]:
@@ -111,9 +118,9 @@ class Check:
         pending: list[tuple[dict[str, Any], Spec, Schedule]] = []
         with GpuRunner(topology, bounds=FEW) as runner:
             for spec in workloads(self.options.recipes, topology):
-                for words, schedule in sample(spec).items():
+                for words, schedule in spread(list(sample(spec).items()), self.options.most):
                     name = " ".join((spec.op, *spec.then, *words, spec.placement))
-                    if self.options.only not in name:
+                    if not any(word in name for word in self.options.only.split(",")):
                         continue
                     row = {"family": name, "ranks": topology.ranks, "topology": topology.kind, "workload": spec.label,
                            "schedule": schedule.label, **self.measured(runner, spec, schedule)}
@@ -158,7 +165,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE")
     parser.add_argument("--ranks", default="4,8", help="numbers of ranks, joined by commas")
-    parser.add_argument("--only", default="", metavar="TEXT", help="families whose name holds this")
+    parser.add_argument("--only", default="", metavar="TEXT", help="families whose name holds one of these words, joined by commas")
+    parser.add_argument("--most", type=int, default=0, metavar="N", help="kinds of a workload, where time is short")
     parser.add_argument("--no-emulation", action="store_true", help="where there is no C++ compiler")
     parser.add_argument("--jobs", type=int, default=12, help="emulations side by side")
     parser.add_argument("--recipes", type=Path, default=common.ROOT / "recipes")
