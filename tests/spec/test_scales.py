@@ -115,3 +115,9 @@ def test_several_matrices_are_declared_apart() -> None:
     b = [Tensor((256, 1024), FP8, FullCol, "col")] * 2
     with pytest.raises(SpecError, match="scales go with one B; got: 2 matrices, scales=rowcol; declare a product for each"):
         matmul(Tensor((1024, 256), FP8, FullRow), b, out=FullCol, topology=T8, scales="rowcol")
+
+
+def test_epilogues_that_halve_columns_take_no_scales() -> None:
+    with pytest.raises(SpecError, match="scales go with epilogues that keep all columns; got: swiglu"):
+        matmul(Tensor((256, 256), FP8, FullRow), Tensor((256, 1024), FP8, Replicate, "col"), out=FullRow, topology=T8,
+               then=["swiglu"], scales="rowcol")

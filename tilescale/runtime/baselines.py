@@ -69,12 +69,13 @@ def names_for(spec: Spec) -> tuple[str, ...]:
     """The baselines that make sense for a spec."""
     if spec.attribute("scales") == "block":
         return ()  # libraries take these scales in layouts of their own
+    if spec.operation.compute == "gemm" and spec.inputs[0].dtype in ONE_BYTE:  # without schedules of library products
+        moves = spec.topology.kind == "real" and not spec.local and not spec.then
+        return ("compute_only", "nccl+cublas") if moves else ("compute_only",)
     if spec.then:
         return _behind_epilogues(spec)
     if spec.local:
         return ("compute_only",)
-    if spec.operation.compute == "gemm" and spec.inputs[0].dtype in ONE_BYTE:  # without schedules of library products
-        return ("compute_only", "nccl+cublas") if spec.topology.kind == "real" else ("compute_only",)
     if ragged(spec):
         return ("unfused",)  # libraries exchange rows whose number the host knows, and wait for it
     own = ("unfused", "compute_only") if spec.operation.compute == "gemm" else ("unfused",)

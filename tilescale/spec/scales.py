@@ -65,6 +65,8 @@ def scale_operands(spec: Spec) -> tuple[Operand, ...]:
         return ()
     if kind not in KINDS:
         raise SpecError("scales are one of " + ", ".join(KINDS), repr(kind), nearest(str(kind), KINDS))
+    if any(epilogue.halves for epilogue in spec.epilogues):
+        raise SpecError("scales go with epilogues that keep all columns", ", ".join(spec.then), "apply it to the output")
     a, b = spec.inputs
     shapes = shapes_of(str(kind), a.shape[0], b.shape[1], a.shape[1])
     if kind == "block":
