@@ -80,11 +80,20 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
         gemm_rs((13, 302, 816), 2, out="Partial", order="col", on=_ON),
         replace(FEW, split_k=1, block_n=128, num_stages=3)),
 }
+_SWITCHED = {ranks: Topology.named("8xH200-NVSwitch", ranks) for ranks in (2, 3)}
+_MULTI = replace(_COPY, transport="multimem")
+RUNS |= {
+    "switch sums": (reduction((182, 1032), 3, on=_SWITCHED[3]), replace(_MULTI, direction="pull", **TWO_SHOT)),
+    "switch sums floats": (
+        gemm_rs((208, 304, 304), 2, on=_SWITCHED[2]),
+        replace(FUSED, transport="multimem", direction="pull", depth=1, num_comm_blocks=0)),
+    "switch stores": (redistribute(Tensor((546, 1032), "bfloat16", FullRow), Replicate, topology=_SWITCHED[3]), _MULTI),
+}
 RUNS["signals"] = (between_two(), Schedule(
     compute="generated", block_m=128, block_n=256, block_k=64, num_stages=3, raster_group=4))
 PLANS: dict[str, Plan] = {"signals": there_and_back(*RUNS["signals"])}
 # Schedules whose kernels the rules walk for every mutant, besides those that run it: all roles, and the fused one.
-RULED = ("tma small", "sum", "fused pull", "product")
+RULED = ("tma small", "sum", "fused pull", "product", "switch sums", "switch stores")
 ADVERSARIES = ("lazy", "random", "eager", "random", "lazy", "random")
 TIMEOUT_S = 60.0
 STEP_LIMIT = 3_000_000

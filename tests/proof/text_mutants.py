@@ -16,7 +16,8 @@ from tilescale.codegen.host.build import INCLUDE
 
 # Lines of these functions run in the scale model alone, in time that the emulator does not model.
 PACED = ("walk_links", "reserve_links", "pace_step", "links_of", "next_store", "drain")
-HEADERS = ("comm.cuh", "copy.cuh", "gemm.cuh", "gemm_store.cuh", "kernels.cuh", "share.cuh", "small_m.cuh", "sum.cuh")
+HEADERS = ("comm.cuh", "copy.cuh", "gemm.cuh", "gemm_store.cuh", "kernels.cuh", "multimem.cuh", "share.cuh", "small_m.cuh",
+           "sum.cuh")
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class TextMutant:
 
 # Lost statements, by what is lost.
 LOST: dict[str, str] = {
-    "lost fence": "fence_system|fence_async_global|fence_async_smem|mb_fence_init|wg_fence|grid_wait",
+    "lost fence": "fence_system|fence_alias|fence_async_global|fence_async_smem|mb_fence_init|wg_fence|grid_wait",
     "lost block barrier": "sync|named_barrier|warp_sync",
     "lost meeting of a cluster": "cluster_sync",
     "lost signal": "signal_add|signal_step",
@@ -43,8 +44,9 @@ LOST: dict[str, str] = {
     "lost arrival": "mb_arrive|mb_expect|cluster_mb_arrive|release",
     "lost copy": "bulk_load|bulk_store|tma_load_3d|tma_load_2d|tma_load_2d_multicast|load_next|load_stage|load_b",
     "lost product": "wgmma|multiply_stage|multiply_tile|small_multiply",
-    "lost store": "store|store_pair|store_four|store_chunk|store_chunks|store_registers|tma_store_3d|put_partial|small_put",
-    "lost sum": "sum_units|sum_step|sum_tile|reduce_partials",
+    "lost store": "store|store_private|multimem_store|multi_store|write_sum|store_pair|store_four|"
+                  "store_chunk|store_chunks|store_registers|tma_store_3d|put_partial|small_put",
+    "lost sum": "sum_units|sum_step|multi_sum|sum_tile|reduce_partials",
     "lost setting up": "mb_init",
     "lost end of a call": "finish",
     "lost move of the ring": r"ring\.next",
@@ -151,6 +153,7 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "store_pair": ("odd columns", "odd columns of floats", *_FEW), "store_registers": ("odd columns",),
         "copy_chunk": ("scatter", "scatter large"), "store_chunk": (*_STAGED, "scatter"),
         "store_rows": (*_STAGED, "odd columns"), "": _STAGED},
+    "multimem.cuh": {"": ("switch sums", "switch sums floats", "switch stores")},
     "share.cuh": {"": ("copy", "tma", "sum")},
     "small_m.cuh": {"": _FEW},
     "sum.cuh": {"": _SUMS},

@@ -61,6 +61,8 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
     constants = _copying(spec, schedule, launch)
     if any(isinstance(step, Copy) and step.src.loops for step in launch.steps):
         constants["copy_strided"] = True
+    if TRANSPORTS[schedule.transport].multicast and not spec.local:
+        constants["multimem"] = True
     if launch.family in PRODUCTS:
         constants |= _multiplying(spec, schedule, launch, stored)
     lines = [f"  static constexpr {'bool' if isinstance(v, bool) else 'int'} {name} = {str(v).lower()};"

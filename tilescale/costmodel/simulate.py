@@ -17,7 +17,21 @@ from heapq import heappop, heappush
 
 from tilescale.costmodel.costs import Costs
 from tilescale.errors import PlanError
-from tilescale.schedules.plan import Clear, Copy, Gemm, Launch, Plan, Reduce, Region, Role, Signal, Sum, Wait
+from tilescale.schedules.plan import (
+    Clear,
+    Copy,
+    Gemm,
+    Launch,
+    MultimemReduce,
+    MultimemStore,
+    Plan,
+    Reduce,
+    Region,
+    Role,
+    Signal,
+    Sum,
+    Wait,
+)
 
 PARTS = ("launch", "compute", "copy", "link", "sync")
 LAUNCH, COMPUTE, COPY, LINK, SYNC = range(5)
@@ -196,6 +210,8 @@ class _Simulation:
                 walker.spend(SYNC, self.p.wait_us)
             elif isinstance(step, Signal):
                 self._signal(walker, step, rank, fenced)
+            elif isinstance(step, MultimemStore | MultimemReduce):
+                self._multicast(walker, step, rank)
             elif isinstance(step, Copy | Reduce):
                 self._copy(walker, step, rank)
             elif isinstance(step, Sum):
@@ -257,6 +273,20 @@ class _Simulation:
         ends = [self._cross(source, step.dst.rank, size, rank, began) for source in step.srcs]
         walker.spend(COPY, own)
         walker.spend(LINK, max(0.0, *(end - walker.time for end in ends)))
+
+    def _multicast(self, walker: _Walker, step: MultimemStore | MultimemReduce, rank: int) -> None:
+        """Every other rank's bytes cross its own link, once; what a switch hands on, or has added up, the rank's once."""
+        stores, began = isinstance(step, MultimemStore), walker.time
+        size = step.src.size if isinstance(step, MultimemStore) else step.srcs[0].size
+        took, links = self.costs.link_us(size), (self.ingress, self.egress) if stores else (self.egress, self.ingress)
+        for peer in range(self.plan.world):
+            side = links[1] if peer == rank else links[0]
+            side[peer] = max(side[peer], began) + took
+        for source in [rank] if stores else [peer for peer in range(self.plan.world) if peer != rank]:
+            self.sent[source] += size
+        end = max(links[1][rank], *(links[0][peer] for peer in range(self.plan.world) if peer != rank))
+        walker.spend(COPY, self.costs.copy_us(size, walker.role.blocks))
+        walker.spend(LINK, max(0.0, end + self.costs.link_latency_us - walker.time))
 
     def _gemm(self, walker: _Walker, step: Gemm, rank: int) -> None:
         began = walker.time

@@ -8,7 +8,20 @@ from itertools import product
 
 from tilescale.codegen.program import Program
 from tilescale.runtime.emulator_report import Range, RunReport, Signalled, StepLog, Waited
-from tilescale.schedules.plan import Clear, Copy, Gemm, Plan, Reduce, Region, Role, Signal, Step, Sum, Wait
+from tilescale.schedules.plan import (
+    Clear,
+    Copy,
+    Gemm,
+    MultimemStore,
+    Plan,
+    Reduce,
+    Region,
+    Role,
+    Signal,
+    Step,
+    Sum,
+    Wait,
+)
 
 
 def deviations(plan: Plan, program: Program, report: RunReport, calls: int, first_call: int = 0) -> Iterator[str]:
@@ -43,6 +56,8 @@ def _declared(step: Step, role: Role, rank: int, number: int, call: int, strides
 
     if isinstance(step, Clear):
         return StepLog(call, rank, number, writes=(where(step.dst),))
+    if isinstance(step, MultimemStore):
+        return StepLog(call, rank, number, reads=(where(step.src),), writes=_joined(map(where, step.targets)))
     if isinstance(step, Copy | Reduce):
         return StepLog(call, rank, number, reads=_joined(map(where, rows_of(step.src))),
                        writes=_joined(map(where, rows_of(step.dst))))

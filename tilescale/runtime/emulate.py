@@ -11,7 +11,7 @@ import numpy as np
 from tilescale.arguments import check_schedule, check_spec
 from tilescale.arguments import shown as as_text
 from tilescale.codegen.emit import emit
-from tilescale.codegen.program import COUNTER_BYTES, STATE_BYTES, ProgramLaunch, TensorMapSpec
+from tilescale.codegen.program import COUNTER_BYTES, EVERY_RANK, STATE_BYTES, ProgramLaunch, TensorMapSpec
 from tilescale.codegen.table import STEP, pack_arguments
 from tilescale.deploy.tensors import NAMES
 from tilescale.errors import EmulationError, nearest
@@ -126,6 +126,7 @@ class Run:
         self.memory = [self._memories(rank) for rank in range(self.world)]
         self.reads: list[tuple[int, int, int, Wanted]] = []
         self.ended: dict[int, list[int]] = {}
+        self.multicast: dict[str, int] = {}
         for call in range(conditions.calls):
             self._call(call)
         self.job: Job = self.machine.job()
@@ -153,6 +154,11 @@ class Run:
 
     def _address(self, slot: int, rank: int) -> int:
         entry = self.program.slots[slot]
+        if entry.rank == EVERY_RANK:
+            if entry.buffer not in self.multicast:
+                members = [memory[entry.buffer] for memory in self.memory]
+                self.multicast[entry.buffer] = self.machine.register_multicast(members)
+            return self.multicast[entry.buffer]
         return self.memory[rank if entry.rank < 0 else entry.rank][entry.buffer].address
 
     def _arguments(self, rank: int, launch: ProgramLaunch) -> bytes:

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from tilescale.schedules import tile
 from tilescale.schedules.exchanges import even, exchange_geometry, exchange_of, exchanges
+from tilescale.schedules.footprint import SUMMED
 from tilescale.schedules.knob import BY_NAME
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import geometry_of, summed, sums
@@ -213,7 +214,31 @@ def _split_fills(spec: Spec, s: Schedule) -> bool:
         and (tile.small_m(spec) or tile.partial_bytes(spec, s) <= s.num_stages * tile.stage_bytes(spec, s)))
 
 
+def _multicast_moves(spec: Spec, s: Schedule) -> bool:
+    """A switch hands on what everyone receives, and adds up what all ranks have."""
+    return not _multicast(s) or (not exchanges(spec) and s.direction == ("pull" if sums(spec) else "push"))
+
+
+def _multicast(s: Schedule) -> bool:
+    return TRANSPORTS[s.transport].multicast
+
+
+def _rounds_once(spec: Spec, s: Schedule) -> bool:
+    if not _multicast(s) or not sums(spec):
+        return True
+    found = summed(spec)
+    return found.element in SUMMED and found.element in ("float32", found.out)
+
+
 CONSTRAINTS: tuple[Constraint, ...] = (
+    Constraint("multicast", "the switch between the GPUs stores to and reads from all of them at once (multimem)",
+               lambda spec, s: not _multicast(s) or spec.topology.link.multicast),
+    Constraint("multicast_moves", "multimem pushes what all ranks receive, and pulls sums over all of them",
+               _multicast_moves),
+    Constraint("multicast_order", "a deterministic sum has an order, which the one of a switch is not known to have",
+               lambda spec, s: not (_multicast(s) and sums(spec) and spec.deterministic)),
+    Constraint("multicast_rounds_once", "a switch adds at fp32's precision and rounds once, to what it adds: fp32, or the "
+                                        "type of the output", _rounds_once),
     Constraint("even_shards", "every rank holds the same number of rows, before and after an exchange",
                lambda spec, s: even(spec) if exchanges(spec) else sums(spec) or len(set(_local_rows(spec))) == 1),
     Constraint("even_columns", "every rank holds as many columns, or rows, of B", lambda spec, s: _even_columns(spec)),
@@ -229,8 +254,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: TRANSPORTS[s.transport].compiles_for(spec.topology.gpu.arch)),
     Constraint("transport_alignment", "rows are multiples of what the transport moves",
                lambda spec, s: _copied_row_bytes(spec) % TRANSPORTS[s.transport].alignment == 0),
-    Constraint("sums_read_directly", "a sum that pulls reads its peers directly, as peer_copy does",
-               lambda spec, s: not sums(spec) or s.direction == "push" or s.transport == "peer_copy"),
+    Constraint("sums_read_directly", "a sum that pulls reads its peers directly, as peer_copy and multimem do",
+               lambda spec, s: not sums(spec) or s.direction == "push" or s.transport == "peer_copy" or _multicast(s)),
     Constraint("scatter_stores", "products are scattered by the stores of a generated product that nothing else follows",
                lambda spec, s: s.algorithm != "scatter" or (
                    s.direction == "push" and s.transport == "peer_copy" and s.overlap == "fused"

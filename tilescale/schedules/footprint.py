@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -14,6 +14,8 @@ from tilescale.schedules.plan import (
     Copy,
     Gemm,
     Launch,
+    MultimemReduce,
+    MultimemStore,
     Plan,
     Reduce,
     Region,
@@ -33,6 +35,8 @@ AGENTS = ("blocks", "copy_engine", "library")
 
 def accesses(step: Step) -> tuple[tuple[Region, bool], ...]:
     """The regions a step touches, each with whether it writes it."""
+    if isinstance(step, MultimemStore):
+        return ((step.src, False), *((target, True) for target in step.targets))
     if isinstance(step, Copy | Reduce):
         return ((step.src, False), (step.dst, True))
     if isinstance(step, Clear):
@@ -58,6 +62,10 @@ def counter_totals(plan: Plan) -> list[list[int]]:
 
 def describe(step: Step) -> str:
     """A step in words."""
+    if isinstance(step, MultimemStore):
+        return f"MultimemStore {_region(step.src)} to {', '.join(map(_region, step.targets))}"
+    if isinstance(step, MultimemReduce):
+        return f"MultimemReduce of {', '.join(map(_region, step.srcs))} to {_region(step.dst)}"
     if isinstance(step, Copy):
         return f"Copy {_region(step.src)} to {_region(step.dst)}"
     if isinstance(step, Reduce):
@@ -199,6 +207,8 @@ def check_steps(plan: Plan) -> Counterexample | None:
         Clear: lambda plan, rank, step: None,
         Gemm: _check_gemm,
         Sum: _check_sum,
+        MultimemStore: lambda plan, rank, step: _check_copy(plan, rank, step) or _check_multicast(plan, step, step.targets),
+        MultimemReduce: _check_multimem_reduce,
         Signal: _check_signal,
         Wait: _check_wait,
     }
@@ -280,6 +290,26 @@ def _check_sum(plan: Plan, rank: int, step: Sum) -> Problem | None:
             "a sum adds whole elements of float32, bfloat16 or float16, as many from each source as it writes; got "
             f"{describe(step)} of {step.element} to {step.out}"
         )
+    return None
+
+
+def _check_multimem_reduce(plan: Plan, rank: int, step: MultimemReduce) -> Problem | None:
+    if step.element not in ("float32", step.out):
+        return "copy_size", f"a switch rounds to what it adds, {step.element}; {step.out} would be a second rounding"
+    return _check_sum(plan, rank, step) or _check_multicast(plan, step, step.srcs)
+
+
+def _check_multicast(plan: Plan, step: Step, regions: Sequence[Region]) -> Problem | None:
+    """A multicast address stands for the same bytes of every rank, and is accessed 16 bytes at a time."""
+    ranks = sorted(region.rank for region in regions)
+    places = {(region.buffer, region.offset, region.size) for region in regions}
+    own = (step.src,) if isinstance(step, MultimemStore) else ()
+    aligned = not any(region.offset % 16 or region.size % 16 for region in (*regions, *own))
+    if ranks != list(range(plan.world)) or len(places) != 1 or not aligned or any(region.loops for region in regions) \
+            or not plan.buffer(regions[0].buffer).peer_visible:
+        return "multicast", (
+            "a multicast address stands for one range of a peer-visible buffer of every rank, in units of 16 bytes; got "
+            f"{describe(step)}")
     return None
 
 

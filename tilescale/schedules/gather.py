@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tilescale.schedules.algorithms import Algorithm, Transfer
 from tilescale.schedules.geometry import Chunk, Geometry
-from tilescale.schedules.plan import Copy, Launch, Role, Signal, Step, Wait
+from tilescale.schedules.plan import Copy, Launch, MultimemStore, Role, Signal, Step, Wait
 
 SIGNAL_THREADS = 32  # small enough to share an SM's registers with a persistent product
 
@@ -34,6 +34,7 @@ class Shape:
     copy_shared: int
     work_threads: int
     work_shared: int
+    multicast: bool = False  # one store reaches every rank
 
 
 class RankPlan:
@@ -83,6 +84,18 @@ class RankPlan:
         if not self.geo.stages:
             steps.append(Signal(transfer.source, self.released))
         return tuple(steps)
+
+    def give(self, chunks: Sequence[Chunk], transfers: Sequence[Transfer]) -> list[Step]:
+        """Put what is pushed: each transfer, or where a switch hands on each of `chunks` once, to all ranks."""
+        if not self.shape.multicast:
+            return [step for t in transfers for step in (*self.before(t), self.move(t), *self.after(t, local=True))]
+        steps: list[Step] = []
+        for chunk in chunks:
+            others = tuple(self.geo.gathered(peer, self.rank, chunk) for peer in self.peers)
+            here = self.geo.gathered(self.rank, self.rank, chunk)
+            steps.append(MultimemStore(self.geo.own(self.rank, chunk), here, others))
+            steps += [Signal(peer, self.arrived(self.rank, chunk.index)) for peer in self.peers]
+        return steps
 
     def announce(self, chunk: Chunk) -> tuple[Step, ...]:
         """Tell every peer that the chunk may be read."""
@@ -185,8 +198,11 @@ def _gang_steps(plan: RankPlan, gang: int) -> list[Step]:
         steps += plan.announce(geo.whole())
     if not geo.gathers and gang == 0:
         steps.append(plan.own_rows())
-    for transfer in (plan.outgoing if geo.push else plan.incoming)[gang::depth]:
-        steps += [*plan.before(transfer), plan.move(transfer), *plan.after(transfer, local=True)]
+    if geo.push:
+        steps += plan.give(geo.chunks[gang::depth], plan.outgoing[gang::depth])
+    else:
+        for transfer in plan.incoming[gang::depth]:
+            steps += [*plan.before(transfer), plan.move(transfer), *plan.after(transfer, local=True)]
     if not geo.push and geo.symmetric and gang == 0:
         steps.append(plan.wait_released())
     return steps
@@ -243,7 +259,7 @@ def lower_none(plan: RankPlan) -> None:
     geo, shape = plan.geo, plan.shape
     _stage_chunks(plan, [0 for _ in geo.chunks])
     gathered = geo.computes and shape.library
-    if gathered:
+    if gathered and not shape.multicast:  # which stores the own rows, too
         copy = Copy(geo.own(plan.rank, geo.whole()), geo.gathered(plan.rank, plan.rank, geo.whole()))
         if shape.engine:
             plan.host_copy("own", 0, copy)
@@ -289,8 +305,11 @@ def _communicate(plan: RankPlan, chunk: Chunk, stream: int) -> str:
     after = [s for t in transfers for s in plan.after(t, local=False)]
     if not plan.shape.engine:
         steps: list[Step] = []
-        for t in transfers:
-            steps += [*plan.before(t), plan.move(t), *plan.after(t, local=False)]
+        if plan.geo.push:
+            steps += plan.give([chunk], transfers)
+        else:
+            for t in transfers:
+                steps += [*plan.before(t), plan.move(t), *plan.after(t, local=False)]
         return plan.add(name, stream, [Role(name, "blocks", plan.gang, tuple(steps))])
     if before:
         plan.small(f"{name}.wait", stream, before)

@@ -76,9 +76,13 @@ def _check_algorithm(spec: Spec, s: Schedule) -> None:
                             "use one of these")
     if exchanges(spec):
         _check_exchange(spec, s)
+    wanted = "pull" if sums(spec) else "push"
+    if TRANSPORTS[s.transport].multicast and not spec.local and (exchanges(spec) or s.direction != wanted):
+        raise ScheduleError("multimem pushes what all ranks receive, and pulls sums over all ranks",
+                            f"{spec.op}, direction={s.direction!r}", f"use direction={wanted!r}, or another transport")
     if not sums(spec):
         return
-    if s.direction == "pull" and s.transport != "peer_copy":
+    if s.direction == "pull" and s.transport != "peer_copy" and not TRANSPORTS[s.transport].multicast:
         raise ScheduleError("a sum that pulls reads its peers directly", f"transport={s.transport!r}",
                             "use transport='peer_copy' or direction='push'")
     if s.algorithm == "scatter" and (s.overlap, s.compute, s.direction) != ("fused", "generated", "push"):

@@ -114,6 +114,7 @@ template <class C> TS_DEV void gemm_producer(const Call& call, const Maps& maps,
     step_begin(step.id);
     if (step.kind == kWait) {
       wait_step(call, step);
+      if constexpr (Multicast<C>::value) fence_alias();
       fence_async_global();  // what the acquire has made visible is read by the asynchronous proxy next
     } else if (step.kind == kGemm) {
       const TensorMap* map_a = &maps.a[step.source + (step.value == 2u ? call.calls & 1u : 0u)];

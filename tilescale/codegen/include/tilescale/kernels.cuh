@@ -15,6 +15,7 @@
 #include "share.cuh"
 #include "strided.cuh"
 #include "sum.cuh"
+#include "multimem.cuh"
 #include "copy.cuh"
 #include "gemm_store.cuh"
 #include "gemm.cuh"
