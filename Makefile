@@ -7,13 +7,13 @@ RECIPE ?= recipes/ag_gemm/llama-3-70b.toml
 # Two cores are enough for the tests; more are used where there are more.
 JOBS ?= 2
 
-.PHONY: help setup tune test lint format clean bench-proof bench-perfdb bench-regress
+.PHONY: help setup tune test lint format clean bench-proof bench-perfdb bench-regress bench-bodies
 
 help:
 	@echo "make tune   set up and run the main job: search, prove, emulate, export (RECIPE=$(RECIPE))"
 	@echo "make test   set up and run the tests"
 	@echo "make lint   ruff, mypy --strict, import-linter"
-	@echo "make bench-proof | bench-perfdb | bench-regress   figures without a GPU; the last line is JSON"
+	@echo "make bench-proof | bench-perfdb | bench-regress | bench-bodies   figures without a GPU; the last line is JSON"
 	@echo "make format let ruff mend what it can"
 
 setup: .venv/.ready-tune
@@ -52,6 +52,9 @@ bench-perfdb: .venv/.ready-test
 
 bench-regress: .venv/.ready-test
 	$(BIN)/python benchmarks/database/bench_regress.py -o benchmarks/results/regress.json
+
+bench-bodies: .venv/.ready-test
+	$(BIN)/python benchmarks/bodies.py
 
 format: .venv/.ready-test
 	$(BIN)/ruff check --fix .

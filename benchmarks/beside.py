@@ -10,18 +10,29 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import common
 
 import tilescale as ts
+from tilescale.costmodel import memo
 from tilescale.runtime.baselines import names_for
 from tilescale.runtime.gpu_runner import GpuRunner
+from tilescale.runtime.links import LinkProbe
 from tilescale.runtime.measure import Samples
+from tilescale.runtime.sampling import Bounds
+from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.space import Space
 from tilescale.spec.op import Spec
+from tilescale.tuner.baselines import first_candidates
+from tilescale.tuner.prior import Prior
+from tilescale.tuner.strategies.learned import shortlist
 
 SHAPES = {  # of Llama 3 70B: N, K by layer
     "ag_gemm": {"mlp_up": (28672, 8192), "attn_qkv": (10240, 8192)},
@@ -31,7 +42,13 @@ SHAPES = {  # of Llama 3 70B: N, K by layer
 VIEWS = {"ag_gemm": (ts.FullRow, ts.FullCol, ts.FullCol), "gemm_rs": (ts.FullCol, ts.FullRow, ts.FullRow),
          "gemm_ar": (ts.FullCol, ts.FullRow, ts.Replicate)}
 TOKENS = (512, 8192)
-ROUNDS = 6
+ROUNDS = 4
+BOUNDS = Bounds(minimum=6, maximum=12, batch=6, warmup=2)
+SMALL_BOUNDS = Bounds(minimum=6, maximum=12, batch=6, warmup=2, calls=20)  # a graph's start outweighs two such calls
+FORESEEING, AHEAD = 2, 24  # processes, each of which starts more; schedules whose kernels are compiled ahead
+MACHINE = "8xH200-NVSwitch"  # that the scale model stands for
+COLUMNS = 4096  # bfloat16: 8 KB a row
+MESSAGES = (1, 4, 16, 64)  # rows
 BOUND = "compute_only"  # no peer: what no overlap can beat
 
 
@@ -48,17 +65,74 @@ def layers(op: str, ranks: int, kind: str = "shared_gpu", partial_dtype: str | N
     topology = ts.Topology.shared_gpu(ranks) if kind == "shared_gpu" else ts.Topology.scale_model(kind, ranks=ranks)
     a, b, out = VIEWS[op]
     return [
-        Row(f"{layer} M={m} ranks={ranks}", ts.matmul(
+        Row(f"{op} {layer} M={m} ranks={ranks}", ts.matmul(
             ts.Tensor((m, k), "bfloat16", a), ts.Tensor((k, n), "bfloat16", b, order="col"), out=out, topology=topology,
             partial_dtype=partial_dtype))
         for layer, (n, k) in SHAPES[op].items() for m in TOKENS]
 
 
+@dataclass(frozen=True)
+class Table:
+    """A table: `finish` completes a row once its times are there; `extra` are keys of the result. `before` measures what
+    rows of a topology are held against, and gives keys that each of them gets."""
+
+    name: str
+    rows: Sequence[Row]
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    bounds: Bounds = BOUNDS
+    finish: Callable[[dict[str, Any]], None] = lambda row: None
+    before: Callable[[ts.Topology], dict[str, Any]] = lambda topology: {}
+
+
+def fused(op: str, ranks: Sequence[int]) -> Table:
+    """An operation on ranks that share a GPU."""
+    return Table(f"fused_{op}", [row for count in ranks for row in layers(op, count)])
+
+
+def all_reduce_small(ranks: Sequence[int]) -> Table:
+    """Messages of 8 KB to 512 KB."""
+    rows = []
+    for count, size in product(ranks, MESSAGES):
+        tensor = ts.Tensor((size, COLUMNS), "bfloat16", ts.Partial)
+        spec = ts.redistribute(tensor, to=ts.Replicate, topology=ts.Topology.shared_gpu(count))
+        rows.append(Row(f"all_reduce {size * 8} KB ranks={count}", spec))
+    return Table("all_reduce_small", rows, {"calls_a_sample": SMALL_BOUNDS.calls}, SMALL_BOUNDS,
+                 finish=_in_round_trips, before=_round_trip)
+
+
+def _round_trip(topology: ts.Topology) -> dict[str, Any]:
+    """A flag from a rank to another and back."""
+    with LinkProbe(topology) as probe:
+        return {"round_trip_us": round(probe.ping(0, 1).us, 3)}
+
+
+def _in_round_trips(row: dict[str, Any]) -> None:
+    if "round_trip_us" in row:
+        row["round_trips"] = round(row["ours_us"] / row["round_trip_us"], 2)
+
+
+def overlap(ranks: Sequence[int]) -> Table:
+    """All operations in the scale model of MACHINE."""
+    def finish(row: dict[str, Any]) -> None:
+        unfused, alone = row["peers_us"]["unfused"], row["peers_us"][BOUND]
+        row["hidden"] = round((unfused - row["ours_us"]) / (unfused - alone), 3) if unfused > alone else None
+        row["computing_is_larger"] = alone > unfused - alone
+
+    rows = [row for op in SHAPES for count in ranks if count > 2 for row in layers(op, count, MACHINE)]
+    return Table("overlap", rows, {"machine": MACHINE}, finish=finish)
+
+
+TABLES: dict[str, Callable[[Sequence[int]], Table]] = {
+    **{f"fused_{op}": partial(fused, op) for op in SHAPES}, "all_reduce_small": all_reduce_small, "overlap": overlap,
+}
+
+
 def arguments(description: str | None, trials: int) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", type=Path, required=True,
+                        help="a file, or a folder where several tables are measured; rows that are there are kept")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
-    parser.add_argument("--only", default="", help="rows whose label holds this text")
+    parser.add_argument("--only", nargs="+", default=[""], help="rows whose label holds one of these texts")
     parser.add_argument("--trials", type=int, default=trials)
     parser.add_argument("--seconds", type=float, default=60.0, help="for finding a schedule, a row")
     parser.add_argument("--limit", type=float, default=3600.0, help="no row is begun after so many seconds")
@@ -66,34 +140,101 @@ def arguments(description: str | None, trials: int) -> argparse.ArgumentParser:
     return parser
 
 
-def run(
-    name: str, rows: Sequence[Row], given: argparse.Namespace, extra: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Measure the rows, those of a topology with one group of ranks; what is finished is written at once."""
-    began, found = time.monotonic(), []
-    chosen = [row for row in rows if given.only in row.label and row.spec.world in given.ranks]
-    for topology in dict.fromkeys(row.spec.topology for row in chosen):
-        with GpuRunner(topology) as runner:
-            for row in (row for row in chosen if row.spec.topology == topology):
-                if time.monotonic() - began > given.limit:
-                    break
-                try:
-                    found.append(_measured(runner, row, given))
-                except ts.TilescaleError as error:
-                    found.append({"label": row.label, "workload": row.spec.label, "error": str(error)})
-                _print(found[-1])
-                result = {**common.header(name), **(extra or {}), **summary(found), "rows": found}
-                given.output.write_text(json.dumps(result, indent=1) + "\n")
-    return result
+def run(tables: Sequence[Table], given: argparse.Namespace) -> None:
+    """Measure the rows, those of a topology of all tables with one group of ranks. What is finished is written at once and
+    found again by a second run of the same sources; a row that fails is written with its error, and the next one begins.
+    What the cost model expects, and the kernels that it ranks first, are made ahead while the ranks measure."""
+    began = time.monotonic()
+    written = {table.name: _Written(table, _path(given, table, len(tables))) for table in tables}
+    todo = [(table, row) for table in tables for row in table.rows
+            if any(text in row.label for text in given.only) and row.spec.world in given.ranks
+            and row.label not in written[table.name].done]
+    with ProcessPoolExecutor(FORESEEING) as pool:
+        foreseen = {row: pool.submit(_foresee, row.spec) for _, row in todo}
+        kinds = dict.fromkeys((row.spec.topology, table.bounds) for table, row in todo)
+        for topology, bounds in kinds:
+            mine = [(table, row) for table, row in todo if (row.spec.topology, table.bounds) == (topology, bounds)]
+            if time.monotonic() - began > given.limit:
+                break
+            known = {name: _known(table, topology) for name, table in {table.name: table for table, _ in mine}.items()}
+            with GpuRunner(topology, bounds=bounds) as runner:
+                runner.start()
+                for table, row in mine:
+                    if time.monotonic() - began < given.limit:
+                        runner.prefetch(row.spec, foreseen[row].result())
+                        written[table.name].add(_tried(runner, table, row, given, known[table.name]))
+        for future in foreseen.values():
+            future.cancel()
+
+
+def _path(given: argparse.Namespace, table: Table, tables: int) -> Path:
+    output: Path = given.output
+    if tables == 1 and output.suffix == ".json":
+        return output
+    output.mkdir(parents=True, exist_ok=True)
+    return output / f"{table.name}.json"
+
+
+class _Written:
+    """The file of a table. Every row names the sources it was measured with: those of the same ones are kept and not
+    measured again, others only until they are."""
+
+    def __init__(self, table: Table, path: Path) -> None:
+        self._path, self._head = path, {**common.header(table.name), **table.extra}
+        before = json.loads(path.read_text())["rows"] if path.exists() else []
+        self._rows: list[dict[str, Any]] = [row for row in before if "ratio" in row]
+
+    @property
+    def done(self) -> set[str]:
+        return {row["label"] for row in self._rows if row["sources"] == self._head["version"]}
+
+    def add(self, row: dict[str, Any]) -> None:
+        row["sources"] = self._head["version"]
+        if "ratio" in row or all(row["label"] != other["label"] for other in self._rows):
+            self._rows = [other for other in self._rows if other["label"] != row["label"]] + [row]
+        result = {**self._head, **summary(self._rows), "rows": self._rows}
+        aside = self._path.with_suffix(".new")
+        aside.write_text(json.dumps(result, indent=1) + "\n")
+        aside.replace(self._path)
+        _print(row)
+
+
+def _foresee(spec: Spec) -> tuple[Schedule, ...]:
+    """The schedules that a search will ask for first. What the cost model expects is kept for it."""
+    prior = Prior(spec, Space(spec).schedules)
+    for schedule in shortlist(prior):
+        prior.us(schedule)
+    memo.save(spec)
+    return (*first_candidates(spec, prior), *prior.ranked[:AHEAD])
+
+
+def _known(table: Table, topology: ts.Topology) -> dict[str, Any]:
+    try:
+        return table.before(topology)
+    except ts.TilescaleError as error:
+        print(f"{table.name}: {error}", flush=True)
+        return {}
+
+
+def _tried(runner: GpuRunner, table: Table, row: Row, given: argparse.Namespace, known: Mapping[str, Any]
+           ) -> dict[str, Any]:
+    began = time.monotonic()
+    try:
+        found = {**_measured(runner, row, given), **known}
+        table.finish(found)
+    except Exception as error:  # noqa: BLE001 - a row of its own, with what went wrong
+        found = {"label": row.label, "workload": row.spec.label, "error": f"{type(error).__name__}: {error}"[:2000]}
+    found["took_s"] = round(time.monotonic() - began, 1)
+    return found
 
 
 def _measured(runner: GpuRunner, row: Row, given: argparse.Namespace) -> dict[str, Any]:
     tuned = ts.tune(row.spec, given.trials, given.seconds, given.db, runner=runner)
     names = names_for(row.spec)
-    tried = runner.baselines(row.spec, names)
-    able = [name for name, timing in tried.items() if timing.ok]
-    finalists = [tuned.best, *tuned.ties[:2]]
-    rounds = runner.race(row.spec, finalists, able, ROUNDS)
+    finalists = [tuned.best, *tuned.ties[:1]]
+    rounds = runner.race(row.spec, finalists, names, ROUNDS)
+    able = [name for name in names if name in rounds[0]]
+    lacking = [name for name in names if name not in rounds[0]]
     times = {schedule.digest: _slowest(rounds, schedule.digest) for schedule in finalists}
     best = min(finalists, key=lambda schedule: statistics.median(times[schedule.digest]))
     peers = {name: _slowest(rounds, name) for name in able}
@@ -105,7 +246,9 @@ def _measured(runner: GpuRunner, row: Row, given: argparse.Namespace) -> dict[st
         "digest": best.digest, "candidates": len(tuned.rows), "ours_us": round(ours, 2), "peer": peer,
         "theirs_us": round(medians[peer], 2), "ratio": round(medians[peer] / ours, 4),
         "peers_us": {name: round(value, 2) for name, value in medians.items()},
-        "not_run": {name: timing.message for name, timing in tried.items() if not timing.ok},
+        "not_run": {name: timing.message for name, timing in
+                    (runner.baselines(row.spec, lacking) if lacking else {}).items()},
+        "tried_us": {trial.schedule.label: trial.value_us and round(trial.value_us, 1) for trial in tuned.rows},
         "samples_ours_us": times[best.digest], "samples_theirs_us": peers[peer],
     }
 
@@ -126,5 +269,7 @@ def _print(row: Mapping[str, Any]) -> None:
         print(f"{row['label']}: {row['error'][:200]}", flush=True)
         return
     others = " ".join(f"{name}={us:.1f}" for name, us in row["peers_us"].items())
+    more = "".join(f", {name} {row[name]}" for name in ("hidden", "round_trips") if name in row)
     verdict = f"{row['ours_us']:.1f} us, ratio {row['ratio']:.3f} to {row['peer']}"
-    print(f"{row['label']}: {verdict} ({others}) {row['schedule']}", flush=True)
+    print(f"{row['label']}: {verdict} ({others}) {row['schedule']}{more}; "
+          f"{row['candidates']} tried, {row['took_s']} s", flush=True)

@@ -7,7 +7,7 @@ import beside
 
 def main() -> None:
     given = beside.arguments(__doc__, trials=60).parse_args()
-    beside.run("fused_ag_gemm", [row for ranks in given.ranks for row in beside.layers("ag_gemm", ranks)], given)
+    beside.run([beside.fused("ag_gemm", given.ranks)], given)
 
 
 if __name__ == "__main__":

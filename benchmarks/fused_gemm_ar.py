@@ -7,7 +7,7 @@ import beside
 
 def main() -> None:
     given = beside.arguments(__doc__, trials=60).parse_args()
-    beside.run("fused_gemm_ar", [row for ranks in given.ranks for row in beside.layers("gemm_ar", ranks)], given)
+    beside.run([beside.fused("gemm_ar", given.ranks)], given)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import beside
 
 def main() -> None:
     given = beside.arguments(__doc__, trials=60).parse_args()
-    beside.run("fused_gemm_rs", [row for ranks in given.ranks for row in beside.layers("gemm_rs", ranks)], given)
+    beside.run([beside.fused("gemm_rs", given.ranks)], given)
 
 
 if __name__ == "__main__":

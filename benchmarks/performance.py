@@ -24,6 +24,19 @@ TITLES = {
     "all_reduce_small": "Small all_reduce on ranks that share one GPU",
     "overlap": "Hidden communication in the scale model",
 }
+BODIES = "Registers and shared memory of compiled bodies"
+PROFILE = "What binds the fastest product"
+COUNTERS = (  # section, metric, what it says
+    ("GPU Speed Of Light Throughput", "Duration", "one launch under the profiler"),
+    ("GPU Speed Of Light Throughput", "SM Frequency", "clock of the SMs"),
+    ("GPU Speed Of Light Throughput", "Compute (SM) Throughput", "busiest pipe of the SMs, of its peak"),
+    ("GPU Speed Of Light Throughput", "L1/TEX Cache Throughput", "shared memory and L1, of its peak"),
+    ("GPU Speed Of Light Throughput", "L2 Cache Throughput", "L2, of its peak"),
+    ("GPU Speed Of Light Throughput", "DRAM Throughput", "memory, of its peak"),
+    ("Command line profiler metrics", "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+     "cycles with the tensor cores at work"),
+    ("Launch Statistics", "Registers Per Thread", "registers at launch, before they move to the multiplying warps"),
+)
 INTRODUCTION = """# Performance
 
 Written by `python benchmarks/performance.py` from `benchmarks/results`, which hold every sample, the command and the
@@ -37,7 +50,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
-    page = "\n".join([INTRODUCTION, *_several_gpus(), *(line for name in TITLES for line in _table(name))]).rstrip() + "\n"
+    page = "\n".join([INTRODUCTION, *_several_gpus(), *(line for name in TITLES for line in _table(name)),
+                      *_bodies(), *_profile()]).rstrip() + "\n"
     if given.check:
         if not PAGE.exists() or PAGE.read_text() != page:
             print(f"{PAGE.relative_to(ROOT)} is not what the results say: run python benchmarks/performance.py")
@@ -92,15 +106,57 @@ def _table(name: str) -> Iterator[str]:
     yield f"## {TITLES[name]}"
     yield ""
     yield from _source(result, rows[0].get("source", "measured"))
+    old = sum(row.get("sources", result["version"]) != result["version"] for row in rows)
+    if old:
+        yield f"{old} rows are of other sources, which the result names."
+        yield ""
     yield f"Geometric mean {result['geomean_ratio']:.3f}, worst row {result['min_ratio']:.3f}, {len(rows)} rows."
     yield ""
-    extra = [key for key in ("of_read", "hidden") if any(key in row for row in rows)]
+    extra = [key for key in ("of_read", "hidden", "bound", "round_trips") if any(key in row for row in rows)]
     yield "| workload | ours, us | peer, us | ratio | " + "".join(f"{key} | " for key in extra) + "peer | schedule |"
     yield "|---" * (6 + len(extra)) + "|"
     for row in sorted(rows, key=lambda row: row["ratio"]):
         more = "".join(f"{row.get(key, '')} | " for key in extra)
         yield (f"| {_label(row)} | {row['ours_us']:.1f} | {row['theirs_us']:.1f} | {row['ratio']:.3f} | {more}"
                f"{row['peer']} | {row['schedule']} |")
+    yield ""
+
+
+def _bodies() -> Iterator[str]:
+    result = _read("bodies")
+    if result is None:
+        return
+    yield f"## {BODIES}"
+    yield ""
+    yield f"`{result['command']}`, from the compiler's log; sources {result['version']}."
+    yield ""
+    yield f"{result['bodies']} bodies, {result['spilling']} spill; at most {result['most_registers']} registers a thread."
+    yield ""
+    yield "| body | of a schedule | threads | registers | spilled bytes | stack | shared memory |"
+    yield "|---" * 7 + "|"
+    for row in result["rows"]:
+        yield (f"| {row['body']} | {row['schedule']} | {row['threads']} | {row['registers']} | {row['spill_bytes']} | "
+               f"{row['stack_bytes']} | {row['shared_bytes']} |")
+    yield ""
+
+
+def _profile() -> Iterator[str]:
+    result = _read("gemm_profile")
+    if result is None:
+        return
+    sides = [side for side in ("ours", "library") if side in result]
+    row = result["product"]
+    yield f"## {PROFILE}"
+    yield ""
+    yield from _source(result, "measured")
+    yield f"{_label(row)}, `{row['schedule']}`, by Nsight Compute, which replays the launch and leaves clocks as they are."
+    yield ""
+    yield "| counter | " + " | ".join(sides) + " |"
+    yield "|---" * (len(sides) + 1) + "|"
+    for section, metric, meaning in COUNTERS:
+        values = [result[side].get(section, {}).get(metric, "") for side in sides]
+        if any(values):
+            yield f"| {meaning} | " + " | ".join(values) + " |"
     yield ""
 
 

@@ -28,7 +28,7 @@ from tilescale.tuner.prior import Prior
 
 RANKS = 8
 PEER = "compute_only"  # torch.mm on this rank's SMs
-SPACE = {"compute": ["generated"]}
+SPACE: dict[str, Sequence[str | int]] = {"compute": ["generated"]}
 AHEAD = 16             # schedules that are compiled before a search asks for them
 BOUNDS = Bounds(minimum=6, maximum=6, batch=6, warmup=2)
 SHAPES = Path(__file__).parent / "data" / "tp_shapes.csv"
@@ -67,7 +67,8 @@ def measure(rows_m: Sequence[int], trials: int, rounds: int, seconds: float) -> 
     """A row for every layer and M, until `seconds` are over."""
     topology = ts.Topology.detect().with_ranks(1)
     work = [(m, layer, declare(m, layer, topology)) for m in rows_m for layer in layers()]
-    started, rows = time.monotonic(), []
+    started = time.monotonic()
+    rows: list[dict[str, Any]] = []
     with GpuRunner(topology, bounds=BOUNDS) as runner:
         runner.start()
         with ProcessPoolExecutor() as pool:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 from pathlib import Path
 
+import common
 import numpy
 import scipy
 import sklearn
@@ -50,13 +50,13 @@ def main(arguments: list[str] | None = None) -> int:
     except TilescaleError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    result = evaluation(held, found, options.measurements, options.seeds)
+    result = {**common.header("search_quality"), **evaluation(held, found, options.measurements, options.seeds)}
     result["spaces"] = [
         {"file": name, "source": s.source, "created": s.created, "version": s.version, **dict(s.environment)}
         for name, s in spaces.items()
     ]
     versions = {"numpy": numpy.__version__, "scipy": scipy.__version__, "sklearn": sklearn.__version__}
-    result["environment"] = {"python": platform.python_version(), **versions}
+    result["environment"] |= versions
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n")
     for one in found:

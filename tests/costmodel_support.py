@@ -10,6 +10,7 @@ from tilescale.costmodel.analytic import predict
 from tilescale.costmodel.costs import DEFAULT, Parameters
 from tilescale.runtime.measure import Measurement
 from tilescale.runtime.replay import RecordedSpace
+from tilescale.schedules.knob import BY_NAME
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import Space
 from tilescale.spec.op import Spec
@@ -56,7 +57,8 @@ def measured(
 def made_up(
     spec: Spec, count: int = 300, seed: int = 0, parameters: Parameters = OTHER, source: str = "measured_scale_model"
 ) -> RecordedSpace:
-    """A recorded space of `count` schedules drawn from the space of `spec`."""
-    schedules = Space(spec).schedules
+    """A recorded space of `count` schedules drawn from the space of `spec`, without rings, as those are that were recorded
+    on machines."""
+    schedules = Space(spec, {"algorithm": [name for name in BY_NAME["algorithm"].domain if name != "ring"]}).schedules
     chosen = random.Random(f"{seed} {spec.digest}").sample(schedules, min(count, len(schedules)))
     return RecordedSpace.of(spec, source, [measured(spec, schedule, seed, parameters, source) for schedule in chosen])

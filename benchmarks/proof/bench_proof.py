@@ -153,12 +153,12 @@ def main() -> int:
     say(f"ag_gemm 8192x28672x8192 on 8 ranks, its largest plan ({steps} steps a rank): {ag_gemm_s:.3f} s")
 
     score = Score()
-    score_plans(score, plan_mutants())
-    say(f"plan mutants: {score.caught} of {score.mutants} caught, {len(score.equivalent)} equivalent")
     with tempfile.TemporaryDirectory() as cache:
         os.environ["TILESCALE_CACHE"] = cache  # thousands of mutants leave nothing behind
         emulation_s, compile_s = emulation_times()
         say(f"gemm_rs 512x128x256 on 4 ranks: {emulation_s:.3f} s a call emulated, {compile_s:.3f} s a kernel compiled")
+        score_plans(score, plan_mutants())
+        say(f"plan mutants: {score.caught} of {score.mutants} caught, {len(score.equivalent)} equivalent")
         count, failed = run_pool(options.recipes, options.sample, options.jobs, score)
         families, wrong = emulated()
         alarms = [*false_alarms(), *wrong]
@@ -201,8 +201,9 @@ def run_pool(recipes: Path, every: int, jobs: int, score: Score) -> tuple[int, l
             what, number, bad = proof.result()
             count, failed = count + number, failed + bad
             say(f"proved {number}, refused {len(bad)}: {what}")
-        for part in judged:
+        for at, part in enumerate(judged, 1):
             merge(score, part.result())
+            say(f"text mutants: {at} of {len(judged)} parts judged, {len(score.missed)} mutants missed so far")
     return count, failed
 
 

@@ -24,10 +24,12 @@ MOVES = {
 Make = Callable[[Topology], Spec]
 
 
-def product(op: str, m: int, n: int, k: int) -> Make:
-    """A tensor-parallel product, weights as torch.nn.Linear holds them."""
+def product(op: str, m: int, n: int, k: int, parts: str | None = None) -> Make:
+    """A tensor-parallel product, weights as torch.nn.Linear holds them; `parts`: what products may be rounded to before
+    they are summed."""
     a, b, out = VIEWS[op]
-    return lambda topology: ts.matmul(ts.Tensor((m, k), DTYPE, a), ts.Tensor((k, n), DTYPE, b, "col"), out, topology)
+    return lambda topology: ts.matmul(ts.Tensor((m, k), DTYPE, a), ts.Tensor((k, n), DTYPE, b, "col"), out, topology,
+                                      partial_dtype=parts)
 
 
 def moved(op: str, rows: int, columns: int) -> Make:
@@ -39,9 +41,13 @@ def moved(op: str, rows: int, columns: int) -> Make:
     return lambda topology: ts.redistribute(ts.Tensor((rows, columns), DTYPE, view), to, topology, root=root)
 
 
-# By name: the operation is what stands before the first point. The first ones matter most: time may run out.
+# By name: the operation is what stands before the first point. The first ones matter most: time may run out. Of those
+# that end in "rounded", products are rounded before they are summed, as the peers do; of others, sums are in fp32.
 TUNED: Mapping[str, Make] = {
     "ag_gemm.mlp_up_8192": product("ag_gemm", 8192, UP, HIDDEN),
+    "gemm_rs.mlp_down_8192_rounded": product("gemm_rs", 8192, HIDDEN, UP, DTYPE),
+    "gemm_ar.attn_out_512_rounded": product("gemm_ar", 512, HIDDEN, HIDDEN, DTYPE),
+    "gemm_rs.attn_out_4096_rounded": product("gemm_rs", 4096, HIDDEN, HIDDEN, DTYPE),
     "gemm_rs.mlp_down_8192": product("gemm_rs", 8192, HIDDEN, UP),
     "ag_gemm.attn_qkv_4096": product("ag_gemm", 4096, QKV, HIDDEN),
     "gemm_ar.mlp_down_64": product("gemm_ar", 64, HIDDEN, UP),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support import ag_gemm, all_gather
+from support import ag_gemm, all_gather, local_gemm
 
 from tilescale import canon
 from tilescale.codegen import table
@@ -68,6 +68,24 @@ def test_binary_and_table_digests_are_separate() -> None:
     assert reordered.binary_digest == one.binary_digest
     assert reordered.table_digest != one.table_digest
     assert retiled.binary_digest != one.binary_digest
+
+
+def test_the_gangs_of_a_launch_come_with_its_arguments_where_they_are_two() -> None:
+    spec = ag_gemm()
+    (two,) = emit(spec, replace(GEMM, depth=1)).ranks[0]
+    size = table.BLOCK.size
+    rows = [bytes.fromhex(two.block_rows)[at : at + size] for at in range(0, two.blocks * size, size)]
+    assert two.first_rows == rows[0] + rows[4]
+    assert [table.BLOCK.unpack(row)[3:5] for row in (rows[0], rows[4])] == [(0, 4), (0, two.blocks - 4)]
+    (three,) = emit(spec, GEMM).ranks[0]
+    assert three.first_rows == b""
+
+
+def test_a_launch_of_one_step_without_communication_brings_it_along() -> None:
+    schedule = replace(GEMM, overlap="none", chunk_rows=0, depth=1, num_comm_blocks=0)
+    (launch,) = emit(local_gemm((4096, 1280, 8192)), schedule).ranks[0]
+    assert launch.early
+    assert launch.first_rows == bytes.fromhex(launch.steps)
 
 
 def test_too_many_ranks_for_a_table_are_refused() -> None:

@@ -349,7 +349,7 @@ class Arguments:
     n: int
     k: int
     link_fs_per_byte: int
-    only: bytes
+    first: bytes
 
     @classmethod
     def unpack(cls, data: bytes) -> Arguments:

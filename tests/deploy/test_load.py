@@ -58,7 +58,7 @@ def test_kernels_are_ready_and_the_untuned_refused(exported, tmp_path):
         assert 'on_mismatch="library"' in found["untuned"]
         assert "did you mean 'gate_up'" in found["unknown"]
         assert "a is on the GPU; got: cpu" in found["on cpu"]
-        assert "takes 1 tensors; got: 2" in found["count"]
+        assert "takes 1 tensors: a; got: 2" in found["count"]
         assert found["enqueued"] == []
         assert found["meta"] == [[256, 64], "torch.bfloat16", "meta"]
         assert "were not tuned" in found["meta untuned"]

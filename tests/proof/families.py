@@ -25,9 +25,10 @@ ENGINE = {"transport": "copy_engine", "num_comm_blocks": 0}
 TILELESS = {"block_m": 0, "block_n": 0, "block_k": 0, "num_stages": 0, "raster_group": 0}
 PLAIN = {"overlap": "none", "chunk_rows": 0, "depth": 1}
 SCATTER = replace(FUSED, algorithm="scatter", depth=1, num_comm_blocks=0)
-ONE_SHOT, TWO_SHOT = ({"algorithm": name} for name in ("one_shot", "two_shot"))
+ONE_SHOT, TWO_SHOT, RING = ({"algorithm": name} for name in ("one_shot", "two_shot", "ring"))
 LOCAL = Schedule(compute="generated", **{**TILE, "num_stages": 6, "raster_group": 4})
 SPLIT = replace(LOCAL, block_m=128, split_k=2)
+BYTES = replace(LOCAL, block_m=128, block_k=128, num_stages=3)
 FEW = replace(LOCAL, block_m=16, block_n=64, block_k=128, split_k=2)
 
 
@@ -47,9 +48,9 @@ def _product(out: str = "FullRow", shape: tuple[int, int, int] = (384, 256, 384)
     return product(shape, 3, out=out, on=on)
 
 
-def _local(rows: int = 304, order: str = "row") -> Spec:
+def _local(rows: int = 304, order: str = "row", dtype: str = "bfloat16", depth: int = 816) -> Spec:
     """What every rank multiplies by itself: nothing is sent, and the parts stay where they are."""
-    return product((rows, 304, 816), 2, out="Partial", order=order)
+    return product((rows, 304, depth), 2, out="Partial", order=order, dtype=dtype)
 
 
 def _sum(to: object = Replicate, rows: int = 384, inputs: str = "ordinary", on: Topology | None = None) -> Spec:
@@ -99,10 +100,22 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "all_reduce multimem two_shot": (_sum(on=SWITCHED), replace(MULTIMEM, direction="pull", **TWO_SHOT)),
     "gemm_ar multimem": (_product("Replicate", on=SWITCHED), replace(
         FUSED, transport="multimem", direction="pull", depth=1, num_comm_blocks=0, **ONE_SHOT)),
+    "ring of copies": (_gather(), replace(COPY, **RING)),
+    "ring of a copy engine": (_gather(), replace(COPY, overlap="chunked", **RING, **ENGINE)),
+    "ring before a product": (_spec(), replace(FUSED, **RING)),
+    "ring of sums": (_sum(FullRow), replace(COPY, **RING)),
+    "ring of uneven sums": (_sum(FullRow, 100), replace(COPY, **RING, **PLAIN)),
+    "ring of all sums": (_sum(), replace(COPY, **RING)),
+    "ring of products": (_product(), replace(FUSED, **RING, **PLAIN)),
     "product": (_local(), LOCAL),
     "product in clusters": (_local(), replace(LOCAL, block_m=128, cluster_m=2)),
     "product with a shared contraction": (_local(), SPLIT),
     "product of few rows": (_local(13, "col"), FEW),
+    "product of bytes": (_local(304, "col", "float8_e4m3fn", 800), BYTES),
+    "gemm_rs of bytes": (product((384, 256, 384), 3, order="col", dtype="float8_e4m3fn"), replace(FUSED, block_k=128)),
+    "gemm_ar of bytes": (product((384, 256, 384), 3, out="Replicate", order="col", dtype="float8_e4m3fn"),
+                         replace(FUSED, block_k=128, **TWO_SHOT)),
+    "ag_gemm of bytes": (ag_gemm((384, 384, 128), 3, dtype="float8_e4m3fn"), replace(FUSED, block_k=128)),
 }
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from equivalents import plan_reason
-from families import FEW, FUSED, LOCAL, ONE_SHOT, PLAIN, SCATTER, SPLIT, TWO_SHOT, plans
+from families import BYTES, FEW, FUSED, LOCAL, ONE_SHOT, PLAIN, RING, SCATTER, SPLIT, TWO_SHOT, plans
 from plan_mutants import Mutant, mutants
 from product_support import between_two, there_and_back
 from support import ag_gemm, all_gather, exchange, gemm_rs, reduction
@@ -60,6 +60,8 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
     "sum of floats": (reduction((122, 516), 2, dtype="float32", on=_ON), replace(_COPY, **ONE_SHOT, **PLAIN)),
     "sum of three": (reduction((37, 136), 3, on=Topology.shared_gpu(ranks=3)), replace(_COPY, **ONE_SHOT, **PLAIN)),
     "sum of odd sizes": (reduction((75, 77), 2, to=FullRow, on=_ON), replace(_COPY, depth=1, chunk_rows=0, overlap="none")),
+    "carried": (reduction((182, 1032), 3, on=Topology.shared_gpu(ranks=3)), replace(_COPY, **RING)),
+    "carried odd": (reduction((75, 77), 3, to=FullRow, on=Topology.shared_gpu(ranks=3)), replace(_COPY, **RING, **PLAIN)),
     "scatter": (gemm_rs((208, 304, 304), 2, on=_ON), SCATTER),
     "scatter large": (
         gemm_rs((400, 304, 304), 2, order="col", on=_ON), replace(SCATTER, chunk_rows=128, **_LARGE)),
@@ -74,11 +76,17 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
         gemm_rs((304, 304, 816), 2, out="Partial", on=_ON), replace(LOCAL, block_m=128, cluster_m=2)),
     "product in clusters, col": (
         gemm_rs((304, 304, 816), 2, out="Partial", order="col", on=_ON), replace(LOCAL, block_m=64, cluster_m=2)),
-    "shared contraction": (gemm_rs((304, 304, 816), 2, out="Partial", out_dtype="float32", on=_ON), SPLIT),
+    "shared contraction": (
+        gemm_rs((304, 304, 816), 2, out="Partial", out_dtype="float32", on=_ON), replace(SPLIT, split_k=3)),
     "few rows": (gemm_rs((13, 304, 816), 2, out="Partial", order="col", on=_ON), FEW),
     "few rows of odd columns": (
         gemm_rs((13, 302, 816), 2, out="Partial", order="col", on=_ON),
         replace(FEW, split_k=1, block_n=128, num_stages=3)),
+}
+RUNS |= {
+    "product of bytes": (gemm_rs((304, 304, 800), 2, out="Partial", order="col", dtype="float8_e4m3fn", on=_ON), BYTES),
+    "few rows of bytes": (
+        gemm_rs((13, 304, 1632), 2, out="Partial", order="col", dtype="float8_e4m3fn", on=_ON), replace(FEW, block_k=256)),
 }
 _SWITCHED = {ranks: Topology.named("8xH200-NVSwitch", ranks) for ranks in (2, 3)}
 _MULTI = replace(_COPY, transport="multimem")
@@ -93,7 +101,7 @@ RUNS["signals"] = (between_two(), Schedule(
     compute="generated", block_m=128, block_n=256, block_k=64, num_stages=3, raster_group=4))
 PLANS: dict[str, Plan] = {"signals": there_and_back(*RUNS["signals"])}
 # Schedules whose kernels the rules walk for every mutant, besides those that run it: all roles, and the fused one.
-RULED = ("tma small", "sum", "fused pull", "product", "switch sums", "switch stores")
+RULED = ("tma small", "sum", "fused pull", "product", "product of bytes", "switch sums", "switch stores")
 ADVERSARIES = ("lazy", "random", "eager", "random", "lazy", "random")
 TIMEOUT_S = 60.0
 STEP_LIMIT = 3_000_000

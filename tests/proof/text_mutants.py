@@ -16,8 +16,8 @@ from tilescale.codegen.host.build import INCLUDE
 
 # Lines of these functions run in the scale model alone, in time that the emulator does not model.
 PACED = ("walk_links", "reserve_links", "pace_step", "links_of", "next_store", "drain")
-HEADERS = ("comm.cuh", "copy.cuh", "gemm.cuh", "gemm_store.cuh", "kernels.cuh", "multimem.cuh", "share.cuh", "small_m.cuh",
-           "sum.cuh")
+HEADERS = ("carry.cuh", "comm.cuh", "copy.cuh", "gemm.cuh", "gemm_split.cuh", "gemm_store.cuh", "kernels.cuh",
+           "multimem.cuh", "share.cuh", "small_m.cuh", "sum.cuh")
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ LOST: dict[str, str] = {
     "lost commit": "bulk_commit|wg_commit",
     "lost arrival": "mb_arrive|mb_expect|cluster_mb_arrive|release",
     "lost copy": "bulk_load|bulk_store|tma_load_3d|tma_load_2d|tma_load_2d_multicast|load_next|load_stage|load_b",
-    "lost product": "wgmma|multiply_stage|multiply_tile|small_multiply",
-    "lost store": "store|store_private|multimem_store|multi_store|write_sum|store_pair|store_four|"
-                  "store_chunk|store_chunks|store_registers|tma_store_3d|put_partial|small_put",
-    "lost sum": "sum_units|sum_step|multi_sum|sum_tile|reduce_partials",
+    "lost product": "wgmma|multiply_stage|multiply_tile|multiply_tile_promoted|small_multiply|small_stage",
+    "lost store": ("store|store_pair|store_four|store_chunk|store_chunks|store_registers|tma_store_3d|send_part|small_put|"
+                   "cluster_store|store_private|multimem_store|multi_store|write_sum"),
+    "lost sum": "sum_units|sum_step|add_parts|carry_units|carry_step|promote|multi_sum",
     "lost setting up": "mb_init",
     "lost end of a call": "finish",
     "lost move of the ring": r"ring\.next",
@@ -59,10 +59,20 @@ REPEATED: dict[str, str] = {
     "repeated move of the ring": r"ring\.next",
 }
 
+_PROMOTED = "multiply_stage<C>(part, smem + ring.stage * GemmLayout<C>::stage_bytes, warpgroup, 0u)"
 # Lost statements that change nothing, with the reason; those of edits.toml say so there.
 HARMLESS: dict[tuple[str, str], str] = {
     ("lost wait", "wait_step: pause_until(counter, target)"): "it polls without a pause; the acquire is the wait",
+    ("lost meeting of a cluster", "gemm_role: cluster_sync()"): "threads that have ended are not waited for",
+    ("lost block barrier", "sum_over_cluster: warp_sync()"): "all lanes of a warp take the branch before it",
+    ("lost block barrier", "copy_role: warp_sync()"): "lanes that do nothing but wait for it; a warp begins together",
     ("lost block barrier", "copy_step: sync()"): (
+        "a signal has a block barrier of its own; this one only makes the links' time part of the step"
+    ),
+    ("repeated product", "multiply_tile_promoted: " + _PROMOTED): "the first product of a group replaces what is there",
+    ("repeated product", "small_stage: small_multiply<C, kAtOnce>(part, stage, warpgroup, from, 0u)"): (
+        "the first product of a group replaces what is there"),
+    ("lost block barrier", "carry_step: sync()"): (
         "a signal has a block barrier of its own; this one only makes the links' time part of the step"
     ),
 }
@@ -135,6 +145,7 @@ def _statements(text: str, names: str) -> Iterator[tuple[str, int, int]]:
 _TILES = ("gemm", "row", "fp32 large", "odd columns", "product", "scatter large")
 _STAGED = ("parts", "parts pulled", "product", "fp32 large")
 _FEW = ("few rows", "few rows of odd columns")
+_BYTES = ("product of bytes", "few rows of bytes")
 _SUMS = ("sum", "sum of floats", "sum of odd sizes", "sum of three", "sum handed out", "scatter")
 _CLUSTERS = ("product in clusters", "product in clusters, col")
 RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
@@ -144,18 +155,20 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "gemm.cuh": {
         "gemm_producer": ("fused pull", "gemm", "parts", "product"), "load_b": (*_CLUSTERS, "row", "gemm"),
         "load_stage": ("gemm", *_CLUSTERS), "release": (*_CLUSTERS, "gemm"), "for_tiles": (*_CLUSTERS, *_TILES),
-        "k_range": ("shared contraction",), "sum_tile": ("shared contraction",),
-        "gemm_consumer": ("parts", "parts pulled", "scatter", "scatter large", "shared contraction"),
-        "gemm_role": ("gemm", *_CLUSTERS, "shared contraction"), "": _TILES},
+        "k_range": ("shared contraction",),
+        "gemm_consumer": ("parts", "parts pulled", "scatter", "scatter large", "shared contraction", "product of bytes"),
+        "gemm_role": ("gemm", *_CLUSTERS, "shared contraction"), "multiply_tile_promoted": _BYTES, "promote": _BYTES,
+        "": _TILES},
+    "gemm_split.cuh": {"": ("shared contraction",)},
     "gemm_store.cuh": {
-        "put_partial": ("shared contraction",), "reduce_partials": ("shared contraction",),
-        "sum_parts": ("shared contraction", "few rows"), "store_four": ("shared contraction", *_FEW),
+        "store_four": _FEW,
         "store_pair": ("odd columns", "odd columns of floats", *_FEW), "store_registers": ("odd columns",),
         "copy_chunk": ("scatter", "scatter large"), "store_chunk": (*_STAGED, "scatter"),
         "store_rows": (*_STAGED, "odd columns"), "": _STAGED},
     "multimem.cuh": {"": ("switch sums", "switch sums floats", "switch stores")},
-    "share.cuh": {"": ("copy", "tma", "sum")},
-    "small_m.cuh": {"": _FEW},
+    "share.cuh": {"": ("copy", "tma", "sum", *_BYTES)},
+    "small_m.cuh": {"small_stage": (*_BYTES, "few rows"), "": _FEW},
+    "carry.cuh": {"": ("carried", "carried odd")},
     "sum.cuh": {"": _SUMS},
 }
 _OTHERS = ("fused pull", "gemm", "tma", "parts")

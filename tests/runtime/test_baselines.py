@@ -28,6 +28,9 @@ def test_names_are_those_that_make_sense() -> None:
     assert names_for(gemm_rs()) == product  # a scale model
     for on in (SHARED, REAL):
         assert names_for(gemm_rs(on=on, out="Partial")) == ("compute_only",)
+    bytes_ = {"dtype": "float8_e4m3fn", "order": "col"}  # no schedules with library products
+    assert names_for(gemm_rs(on=SHARED, **bytes_)) == names_for(gemm_rs(**bytes_)) == ("compute_only",)
+    assert names_for(gemm_rs(on=REAL, **bytes_)) == ("compute_only", "nccl+cublas")
     for spec in (gemm_rs(on=SHARED), reduction(on=SHARED), ag_gemm(on=REAL)):
         check_names(spec, names_for(spec))
         assert set(names_for(spec)) <= set(NAMES)

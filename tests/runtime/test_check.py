@@ -24,6 +24,22 @@ def test_bits_are_those_of_torch(dtype: str, values: list[float]) -> None:
     assert np.array_equal(from_bits(mine, dtype), theirs.to(torch.float64).numpy())
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_bytes_are_those_of_torch(dtype: str) -> None:
+    """All 256, and numbers at, beside and halfway between those that there are, up to the largest."""
+    code = np.arange(256, dtype=np.uint8)
+    theirs = torch.from_numpy(code).view(getattr(torch, dtype)).to(torch.float64).numpy()
+    known = from_bits(code.tobytes(), dtype)
+    assert np.array_equal(known, theirs, equal_nan=True)
+    finite = np.sort(known[np.isfinite(known)])
+    middles = (finite[:-1] + finite[1:]) / 2
+    values = np.concatenate([finite, middles, middles * (1 + 1e-6), middles * (1 - 1e-6)]).astype(np.float32)
+    wanted = torch.from_numpy(values).to(getattr(torch, dtype)).to(torch.float64).numpy()
+    assert np.array_equal(from_bits(to_bits(values, dtype).tobytes(), dtype), wanted)
+    assert from_bits(to_bits(np.array([1e9, -1e9]), dtype).tobytes(), dtype).tolist() == [finite[-1], finite[0]]
+    assert np.isnan(from_bits(to_bits(np.array([np.nan]), dtype).tobytes(), dtype)[0])
+
+
 def test_exact_inputs_are_small_integers_and_others_are_not() -> None:
     rng = np.random.default_rng(0)
     assert set(np.unique(random_input(rng, (1000,), True))) == {-2.0, -1.0, 0.0, 1.0, 2.0}
@@ -55,4 +71,4 @@ def test_a_poisoned_element_is_wrong() -> None:
 
 def test_an_unknown_type_is_refused() -> None:
     with pytest.raises(RunnerError, match="checked on the host"):
-        to_bits(np.ones(1), "float8_e4m3fn")
+        to_bits(np.ones(1), "float4_e2m1fn_x2")

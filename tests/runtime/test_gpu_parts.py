@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from deploy.fakes import ag_gemm, all_gather
+from support import ag_gemm as declared
 from support import gemm_rs, reduction
 
 import tilescale as ts
@@ -171,6 +172,20 @@ def test_the_right_product_passes_and_wrong_ones_are_named() -> None:
             work.check(call)
 
 
+def test_a_gathered_operand_of_bytes_is_joined_and_checked() -> None:
+    works = works_of(declared((64, 48, 256), 2, dtype="float8_e4m3fn"))
+    for call in range(CALLS):
+        whole = torch.cat([work.calls[call].inputs[0].float() for work in works])
+        for work in works:
+            assert torch.equal(work.whole(call).float(), whole)
+            b, out = work.calls[call].inputs[1].float(), work.calls[call].out
+            out.copy_(whole @ b)
+            work.check(call)
+            out[3, 5] = out[3, 5] + 0.05 * whole[3].abs() @ b[:, 5].abs()
+            with pytest.raises(WrongResult, match=r"element \(3, 5\)"):
+                work.check(call)
+
+
 def test_one_unit_in_the_last_place_is_wrong_on_integers_and_rounding_is_allowed_on_random_numbers() -> None:
     work = Workload(torch, ag_gemm(), 0, 3, place_on(torch, "cpu"))
     for call in range(CALLS):
@@ -217,6 +232,7 @@ def keep(work: Workload, total: torch.Tensor) -> torch.Tensor:
 SUMS = [
     gemm_rs((64, 40, 256)), gemm_rs((1, 40, 256), ranks=8), gemm_rs((17, 40, 256), ranks=8, order="col"),
     gemm_rs((16, 40, 256), out="Replicate", dtype="float16"), gemm_rs((16, 40, 256), out_dtype="float32"),
+    gemm_rs((16, 40, 256), dtype="float8_e4m3fn", order="col"), gemm_rs((16, 40, 256), dtype="float8_e5m2", order="col"),
     gemm_rs((16, 40, 256), out="Partial"), reduction((24, 40), ranks=8), reduction((9, 40), ranks=8, to=ts.FullRow),
     reduction((5, 3, 40), to=ts.Shard(2)), reduction((24, 40), dtype="float32"), reduction((100,), dtype="float16"),
 ]

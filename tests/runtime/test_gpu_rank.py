@@ -17,7 +17,9 @@ from tilescale.codegen.emit import emit
 from tilescale.codegen.program import Program
 from tilescale.codegen.table import KIND_COPY, STEP
 from tilescale.deploy.launch import OperationFailed
-from tilescale.runtime import gpu_contestant
+from tilescale.runtime import gpu_baselines, gpu_contestant
+from tilescale.runtime.gpu_check import Workload
+from tilescale.runtime.gpu_contestant import Recording
 from tilescale.runtime.gpu_job import Contestant, Race, encode
 from tilescale.runtime.rank import RankReport
 from tilescale.runtime.sampling import Bounds
@@ -173,3 +175,35 @@ def test_outputs_of_one_call_do_not_pass_for_those_of_another(ranks: Ranks) -> N
     work = ranks.workers[0]._work[spec.digest]
     outs = [data.out for data in work.calls]
     assert not any(torch.equal(outs[i], outs[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
+
+
+class Rounds:
+    """A library path that leaves rounder numbers in the outputs than a program may."""
+
+    name = "compute_only"
+
+    def __init__(self, work: Workload) -> None:
+        self._work = work
+
+    def verify(self) -> None:
+        pass
+
+    def record(self, calls: int) -> Recording:
+        return Recording(lambda: [data.out.zero_() for data in self._work.calls], calls, lambda: None)
+
+    def conclude(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_program_is_not_blamed_for_what_a_library_wrote_last(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = all_gather()
+    monkeypatch.setattr(gpu_baselines, "make", lambda name, rank, work, meet: Rounds(work))
+    programs = {"it": emit(spec, kinds(spec)[0]), "compute_only": None}
+    reports = ranks.run(*race(spec, programs))
+    assert statuses(reports) == {"ok"}
+    assert list(json.loads(reports[0].message)["rounds"][0]) == ["it", "compute_only"]

@@ -19,7 +19,7 @@ GOOD = Schedule(overlap="fused", compute="generated", chunk_rows=256, depth=2, n
 
 
 @pytest.mark.parametrize("change", [
-    {"transport": "nvlink"}, {"direction": "sideways"}, {"algorithm": "ring"}, {"overlap": "magic"},
+    {"transport": "nvlink"}, {"direction": "sideways"}, {"algorithm": "tree"}, {"overlap": "magic"},
     {"compute": "magic"}, {"compute": "library"}, {"chunk_order": "zigzag"}, {"depth": 0}, {"chunk_rows": -1},
     {"chunk_rows": 0}, {"num_comm_blocks": 0}, {"num_comm_blocks": 3}, {"num_comm_blocks": 10**6},
     {"transport": "copy_engine"}, {"block_k": None}, {"block_k": 0}, {"block_n": 8}, {"block_m": 96},

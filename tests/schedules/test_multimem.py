@@ -99,6 +99,8 @@ def test_case_b10_without_multicast_it_is_pruned_with_a_reason_and_the_others_st
 @pytest.mark.parametrize(("spec", "constraint"), [
     (ts.redistribute(Tensor((96, 64), "bfloat16", Partial), Replicate, on(4), deterministic=True), "multicast_order"),
     (gemm_rs((256, 128, 256), 4, out_dtype="float32", partial_dtype="bfloat16", on=on(4)), "multicast_rounds_once"),
+    (ts.matmul(Tensor((128, 256), "bfloat16", ts.FullCol), Tensor((256, 128), "bfloat16", FullRow), Replicate, on(4),
+               then=("bias",)), "multicast_without_epilogues"),
     (exchange("columns", 4, on=on(4)), "multicast_moves"),
     (reduction((3, 5), 4, on=on(4)), "transport_alignment"),
 ], ids=lambda value: value.label if isinstance(value, Spec) else value)

@@ -14,6 +14,7 @@ from tilescale.spec.result import (
     ACCUMULATION_EPSILON,
     EPSILON,
     RESULTS,
+    TENSOR_CORE_DEVIATION,
     Deviation,
     Factor,
     Result,
@@ -128,3 +129,14 @@ def test_an_exchange_says_what_a_rank_receives_in_its_own_file() -> None:
     nobody = replace(turned.operation, name="nobody", holds=None)
     with pytest.raises(SpecError, match="give its Operation a function `holds`"):
         RESULTS["exchange"].result(SimpleNamespace(operation=nobody, op="nobody"), 0)  # type: ignore[arg-type]
+
+
+def test_products_of_bytes_allow_what_the_tensor_core_loses_whatever_the_contraction() -> None:
+    def allowed(dtype: str, k: int, integers: bool = False) -> float:
+        spec = gemm_rs((64, 64, k), 4, order="col", dtype=dtype)
+        return deviation(spec, result_of(spec, 0), integers).magnitude
+
+    assert allowed("float8_e4m3fn", 512, integers=True) == 0
+    assert allowed("float8_e4m3fn", 512) - allowed("bfloat16", 512) == TENSOR_CORE_DEVIATION
+    assert allowed("float8_e5m2", 8192) - allowed("bfloat16", 8192) == TENSOR_CORE_DEVIATION
+    assert TENSOR_CORE_DEVIATION < 0.02

@@ -20,6 +20,7 @@ from typing import Any
 import platformdirs
 
 from tilescale import canon
+from tilescale.caches import bounded
 
 _FORMAT = 1
 _LEFTOVER_S = 3600.0  # files that a killed writer left aside
@@ -89,6 +90,7 @@ class BinaryCache:
             except BaseException:
                 os.unlink(aside)
                 raise
+            bounded(self.folder)
         except OSError as error:
             if not self._warned:
                 self._warned = True

@@ -36,6 +36,10 @@ from tilescale.codegen.table import (
     MAX_SLOTS,
     ROLE_COPY,
     ROLE_GEMM,
+    SUM_ADDED,
+    SUM_BEGUN,
+    SUM_COMPLETED,
+    SUM_PARTS,
     BlockRow,
     StepRow,
 )
@@ -193,8 +197,11 @@ class _Emitter:
             return StepRow(KIND_WAIT, number, counter=step.counter, value=step.value,
                            per_call=self.totals[step.counter])
         if isinstance(step, Sum):
-            return StepRow(KIND_SUM, number, target=self._slot(step.dst, rank), rows=len(step.srcs),
-                           target_offset=step.dst.offset, size=step.srcs[0].size)
+            form = self._sum_form(step)  # who sends is told where the sum is sent
+            sender, receiver = (rank, step.dst.rank) if form else (0, 0)
+            return StepRow(KIND_SUM, number, target=self._slot(step.dst, rank), counter=sender, value=receiver,
+                           rows=len(step.srcs), source_offset=self._first_element(rank, step),
+                           target_offset=step.dst.offset, size=step.srcs[-1].size, peer=form)
         if not isinstance(step, Gemm):
             raise PlanError("a kernel family carries out every step", type(step).__name__, "lower it to copies")
         shard, offset = divmod(step.a.offset, map_bytes(self.plan))
@@ -204,6 +211,21 @@ class _Emitter:
             source=0 if step.a.buffer == "a" else 1, target=self._slot(step.out, rank),
             value=self.versions[step.a.buffer], rows=step.m, source_offset=offset // self.plan.goal.row_bytes,
             target_offset=step.out.offset, size=shard, first_tile=tiles, peer=step.out.rank)
+
+    def _first_element(self, rank: int, step: Sum) -> int:
+        """Where in tensors of the shape of the output a sum with epilogues begins."""
+        if not step.then:
+            return 0
+        goal = self.plan.goal
+        own = 0 if step.dst.buffer == goal.output else goal.starts[rank] // goal.row_bytes * goal.output_row_bytes
+        return (own + step.dst.offset) // self.spec.output.itemsize
+
+    def _sum_form(self, step: Sum) -> int:
+        if self.schedule.algorithm != "ring":
+            return SUM_PARTS
+        if not step.carried:
+            return SUM_BEGUN
+        return SUM_ADDED if step.dst.buffer == step.srcs[0].buffer else SUM_COMPLETED
 
     def _copy_call(self, rank: int, step: Step) -> CopyCall:
         if not isinstance(step, Copy):
@@ -234,6 +256,8 @@ class _Emitter:
 
     def _product(self) -> tuple[int, int]:
         step = next((s for launch in self.plan.ranks[0] for s in launch.steps if isinstance(s, Gemm)), None)
+        if step is None and self.plan.goal.then:
+            return self.spec.output.local_shape(0, self.plan.world)[-1], 0  # epilogues tell columns apart
         return (step.n, step.k) if step else (0, 0)
 
 
@@ -255,7 +279,12 @@ def loops_of(copy: Copy) -> tuple[tuple[int, int, int], ...]:
 
 
 def _slots(plan: Plan) -> Iterator[Slot]:
+    """Extra operands first, so that kernels know their slots whatever the plan."""
+    extras = [extra.buffer for extra in plan.goal.extras]
+    yield from (Slot(name, -1) for name in extras)
     for buffer in plan.buffers:
+        if buffer.name in extras:
+            continue
         if buffer.peer_visible:
             yield from (Slot(buffer.name, rank) for rank in range(plan.world))
         else:

@@ -9,6 +9,7 @@ from tilescale.schedules import tile
 from tilescale.schedules.plan import Buffer, Gemm, Plan
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
+from tilescale.spec.tensor import ITEMSIZE
 
 BOX_ROWS = 16  # of a product: what a warp stores
 STORED = ("out", "partial")  # buffers that a tensor map may cover: a rank stores its whole product there
@@ -38,8 +39,13 @@ def stored_buffer(plan: Plan) -> Buffer | None:
     return found if whole else None
 
 
+def _wide(element: str) -> int:
+    """Elements of a box: 128 bytes, the swizzle's width."""
+    return tile.ROW_BYTES // ITEMSIZE[element]
+
+
 def tensor_maps(spec: Spec, s: Schedule, plan: Plan, placed: Sequence[Placed], n: int, k: int) -> tuple[TensorMapSpec, ...]:
-    """A own, A gathered (a map a version), B, and the product. Boxes are 64 elements (128 bytes, the swizzle's width) wide.
+    """A own, A gathered (a map a version), B, and the product. Boxes are 128 bytes (the swizzle's width) wide.
 
     A product with two versions has one in each shard of its map.
     """
@@ -48,15 +54,16 @@ def tensor_maps(spec: Spec, s: Schedule, plan: Plan, placed: Sequence[Placed], n
     shard, rows = map_bytes(plan), map_bytes(plan) // goal.row_bytes
 
     def operand(buffer: str, version: int, shards: int) -> TensorMapSpec:
-        return TensorMapSpec(buffer, version, (k, rows, shards), (goal.row_bytes, shard), (64, s.block_m, 1), a.dtype)
+        box = (_wide(a.dtype), s.block_m, 1)
+        return TensorMapSpec(buffer, version, (k, rows, shards), (goal.row_bytes, shard), box, a.dtype)
 
     own = operand("a", 0, 1)
     gathered = [operand("gather", v, plan.world) for v in range(versions.get("gather", 0))]
     gathered += [*gathered, own, own][: 2 - len(gathered)]
     if b.order == "col":
-        map_b = TensorMapSpec("b", 0, (k, n), (k * b.itemsize,), (64, s.block_n // s.cluster_m), b.dtype)
+        map_b = TensorMapSpec("b", 0, (k, n), (k * b.itemsize,), (_wide(b.dtype), s.block_n // s.cluster_m), b.dtype)
     else:
-        map_b = TensorMapSpec("b", 0, (n, k), (n * b.itemsize,), (64, s.block_k // s.cluster_m), b.dtype)
+        map_b = TensorMapSpec("b", 0, (n, k), (n * b.itemsize,), (_wide(b.dtype), s.block_k // s.cluster_m), b.dtype)
     staging, stored = tile.staging(spec, s), stored_buffer(plan)
     map_out = own  # where nothing is stored through it
     if staging.staged and stored is not None:

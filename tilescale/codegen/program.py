@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tilescale import canon
-from tilescale.codegen.table import STATE
+from tilescale.codegen.table import STATE, first_rows
 
 ALIGNMENT = 1024
 STATE_BYTES = 256
@@ -107,6 +107,11 @@ class ProgramLaunch:
     early: bool = False
     copy: CopyCall | None = None
     gemm: GemmCall | None = None
+
+    @property
+    def first_rows(self) -> bytes:
+        """What of the tables comes with the arguments."""
+        return first_rows(bytes.fromhex(self.steps), bytes.fromhex(self.block_rows), self.early)
 
 
 @dataclass(frozen=True)

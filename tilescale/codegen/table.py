@@ -16,6 +16,7 @@ ARGUMENTS = struct.Struct(f"<{MAX_SLOTS}Q{MAX_SLOTS}Q{MAX_RANKS}Q4Q4IQ{STEP.size
 
 KIND_COPY, KIND_SIGNAL, KIND_WAIT, KIND_GEMM, KIND_RESERVE, KIND_PACE, KIND_SUM, KIND_SOURCE = 1, 2, 3, 4, 5, 6, 7, 8
 KIND_LOOP, KIND_MULTI_STORE, KIND_MULTI_SUM = 9, 10, 11
+SUM_PARTS, SUM_BEGUN, SUM_ADDED, SUM_COMPLETED = 0, 1, 2, 3
 MAX_LOOPS = 4  # of a copy
 MAX_LANES = 8
 ROLE_COPY, ROLE_GEMM = 1, 2
@@ -81,12 +82,22 @@ def unpack_state(data: bytes) -> tuple[int, Failure | None]:
 
 def pack_arguments(
     bases: Sequence[int], strides: Sequence[int], counters: Sequence[int], *, state: int, steps: int, blocks: int,
-    time_limit_ns: int, rank: int, last: int, n: int, k: int, link_fs_per_byte: int = 0, only: bytes = b"",
+    time_limit_ns: int, rank: int, last: int, n: int, k: int, link_fs_per_byte: int = 0, first: bytes = b"",
 ) -> bytes:
-    """The kernel argument: addresses of slots, counters of ranks, tables and sizes. `only`: the first row of the table of
-    steps, which a launch with a single one takes from here."""
+    """The kernel argument: addresses of slots, counters of ranks, tables and sizes. `first`: what blocks need before
+    anything else, so that they look it up nowhere: see `first_rows`."""
     def padded(values: Sequence[int], size: int) -> list[int]:
         return [*values, *([0] * (size - len(values)))]
 
     return ARGUMENTS.pack(*padded(bases, MAX_SLOTS), *padded(strides, MAX_SLOTS), *padded(counters, MAX_RANKS),
-                          state, steps, blocks, time_limit_ns, rank, last, n, k, link_fs_per_byte, only[: STEP.size])
+                          state, steps, blocks, time_limit_ns, rank, last, n, k, link_fs_per_byte, first)
+
+
+def first_rows(steps: bytes, block_rows: bytes, solo: bool) -> bytes:
+    """What comes with the arguments of a launch: the step of one that is `solo`; of others the rows of their gangs, where
+    these are at most two, and nothing else."""
+    if solo:
+        return steps[: STEP.size]
+    gangs = [row for row in (block_rows[at : at + BLOCK.size] for at in range(0, len(block_rows), BLOCK.size))
+             if BLOCK.unpack(row)[3] == 0]
+    return b"".join(gangs) if len(gangs) <= STEP.size // BLOCK.size else b""

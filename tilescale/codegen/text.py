@@ -17,8 +17,10 @@ from tilescale.schedules.sums import summed
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec
 
-ELEMENTS = {"bfloat16": "ts::Bf16", "float16": "ts::Fp16", "float32": "ts::Fp32"}
+ELEMENTS = {"bfloat16": "ts::Bf16", "float16": "ts::Fp16", "float32": "ts::Fp32",
+            "float8_e4m3fn": "ts::E4m3", "float8_e5m2": "ts::E5m2"}
 PRODUCTS = ("gemm", "fused", "small_m")  # families of kernels that multiply
+CARRIED_SOURCES = 2  # of a sum that goes on: the sum so far, and a part
 
 
 def link_fs_per_byte(spec: Spec) -> int:
@@ -43,9 +45,8 @@ def _copy_unit(steps: Iterable[Step]) -> int:
             unit = math.gcd(unit, step.src.offset, step.dst.offset, step.src.row,
                             *(pitch for region in (step.src, step.dst) for _, pitch in region.loops))
         elif isinstance(step, Sum):
-            size = step.srcs[0].size
-            unit = math.gcd(unit, size, *(source.offset for source in step.srcs),
-                            step.dst.offset * size // step.dst.size)
+            size = step.srcs[-1].size
+            unit = math.gcd(unit, size, *(region.offset * size // region.size for region in (*step.srcs, step.dst)))
     return unit
 
 
@@ -63,6 +64,8 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
         constants["copy_strided"] = True
     if TRANSPORTS[schedule.transport].multicast and not spec.local:
         constants["multimem"] = True
+    if launch.family == "sum" and schedule.algorithm == "ring":
+        constants |= {"sum_sources": CARRIED_SOURCES, "sum_carries": True}
     if launch.family in PRODUCTS:
         constants |= _multiplying(spec, schedule, launch, stored)
     lines = [f"  static constexpr {'bool' if isinstance(v, bool) else 'int'} {name} = {str(v).lower()};"
@@ -72,10 +75,23 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
         lines += [f"  using Element = {ELEMENTS[spec.inputs[0].dtype]};", f"  using Out = {out};"]
     elif launch.family == "sum":
         lines += [f"  using Part = {ELEMENTS[summed(spec).element]};", f"  using Out = {ELEMENTS[spec.output.dtype]};"]
+    if any(step.then for step in launch.steps if isinstance(step, Gemm | Sum)):
+        lines.append(f"  using Epilogue = {epilogue_type(spec)};")
     entry = f"tilescale_{launch.family}"
     text = "\n".join(["#include <tilescale/kernels.cuh>", "", "struct Config {", *lines, "};", "",
                       f"TILESCALE_KERNEL({entry}, Config)", ""])
     return Kernel(entry, text, spec.topology.gpu.arch)
+
+
+def epilogue_type(spec: Spec) -> str:
+    """The epilogues of a spec as the device library has them. Their operands' slots are their places in Spec.extras."""
+    slot, out, found = len(spec.operation.extras(spec)), ELEMENTS[spec.output.dtype], []
+    for epilogue in spec.epilogues:
+        extras = epilogue.extras(spec)
+        arguments = [*(str(slot + at) for at in range(len(extras))), out] if extras else []
+        found.append(f"ts::{epilogue.struct}" + (f"<{', '.join(arguments)}>" if arguments else ""))
+        slot += len(extras)
+    return f"ts::Then<{', '.join(found)}>"
 
 
 def texts_of(spec: Spec, schedule: Schedule, plan: Plan) -> tuple[Kernel, ...]:
@@ -118,7 +134,7 @@ def _multiplying(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer 
         for name in ("block_m", "block_n", "block_k", "num_stages", "raster_group", "cluster_m", "split_k")}
     return constants | {
         "clusters": launch.cluster > 1, "splits": schedule.split_k > 1, "b_row_major": spec.inputs[1].order == "row",
-        "in_flight": tile.consumers(spec, schedule) == 1, "store_staged": staging.staged,
+        "in_flight": tile.consumers(spec, schedule) == 1 and not tile.promotes(spec), "store_staged": staging.staged,
         "store_tensor": staging.staged and stored is not None,
         "store_versions": stored.versions if stored is not None else 1,
         "store_columns": staging.columns, "store_buffers": staging.buffers}

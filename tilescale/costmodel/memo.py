@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from tilescale import canon
+from tilescale.caches import bounded
 from tilescale.costmodel.analytic import Prediction, predict
 from tilescale.costmodel.workers import predict_all
 from tilescale.schedules.schedule import Schedule
@@ -127,3 +128,4 @@ def _write(path: Path, known: dict[str, Prediction]) -> None:
     except BaseException:
         Path(aside).unlink(missing_ok=True)
         raise
+    bounded(path.parents[1])

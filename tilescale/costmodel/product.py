@@ -15,16 +15,15 @@ CLOCK_MHZ = 1980.0
 POWER_SMS = 132
 MULTIPLY_US = 5.48e-4       # of a cycle of multiplying
 SMEM_US = 1.26e-4           # of a cycle of shared memory traffic
-MACS_A_CYCLE = 2048         # of one SM, dense 16-bit
+MACS_A_CYCLE = 2048         # of one SM, dense 16-bit; twice as many of one-byte operands
 SMEM_BYTES_A_CYCLE = 128
 START_US, WAVE_US = 3.0, 1.0
-CLUSTER_US, SPLIT_US = 0.4, 2.0
+CLUSTER_US, SPLIT_US = 0.4, 1.2
 STEP_US = 0.16              # the least that a step takes: barriers, and the start of its products
-REMOTE_GBPS = 25.0          # of one SM, from the shared memory of others in its cluster
+REMOTE_GBPS = 25.0          # of one SM, to the shared memory of others in its cluster
 MEMORY_SHARE = 0.97         # of the memory's rate, for operands and results read and written once
 SMALL_SM_GBPS = 75.0        # weights that one SM takes in
 SMALL_SPLIT_US = 1.2
-ELEMENT_BYTES = tile.ELEMENT_BYTES
 
 
 def product_us(spec: Spec, s: Schedule) -> float:
@@ -32,19 +31,19 @@ def product_us(spec: Spec, s: Schedule) -> float:
     (m, k), (_, n) = (operand.local_shape(0, spec.world) for operand in spec.inputs)
     topology = spec.topology
     shared = 1 if topology.kind == "real" else topology.ranks
-    moved = (m * k + k * n) * ELEMENT_BYTES + m * n * spec.output.itemsize
+    moved = (m * k + k * n) * spec.inputs[0].itemsize + m * n * spec.output.itemsize
     memory = moved / 1e3 / (topology.gpu.hbm_gbps / shared * MEMORY_SHARE)
     # Of schedules that take the same time by this model: the deepest pipeline, and groups of about 1024 rows.
     group = s.raster_group * s.block_m * s.cluster_m
     preference = 1 + 0.1 / s.num_stages - s.block_k * 2e-5 + 0.003 * abs(group.bit_length() - 11)
     if tile.small_m(spec):
         blocks = min(tile.tiles(spec, s) * s.split_k, topology.sm_share)
-        taken = k * n * ELEMENT_BYTES * (1 + s.block_m / s.block_n)
+        taken = k * n * spec.inputs[0].itemsize * (1 + s.block_m / s.block_n)
         stream = taken / 1e3 / (blocks * SMALL_SM_GBPS)
         return preference * (START_US + max(memory, stream) + (SMALL_SPLIT_US if s.split_k > 1 else 0.0))
     extra = CLUSTER_US if s.cluster_m > 1 else 0.0
     if s.split_k > 1:
-        extra = SPLIT_US + s.block_m * s.block_n * 4 * (s.split_k - 1) / s.split_k / 1e3 / REMOTE_GBPS
+        extra = SPLIT_US * (s.split_k - 1) + s.block_m * s.block_n * 4 * (s.split_k - 1) / s.split_k / 1e3 / REMOTE_GBPS
     return preference * (START_US + extra + max(memory, _tiles_us(spec, s, k)))
 
 
@@ -59,8 +58,8 @@ def _tiles_us(spec: Spec, s: Schedule, k: int) -> float:
 
 def _step_us(spec: Spec, s: Schedule, busy: int) -> float:
     """One step of the contraction of a tile, while `busy` SMs work."""
-    multiply = s.block_m * s.block_n * s.block_k / MACS_A_CYCLE
-    row = s.block_k * ELEMENT_BYTES
+    row = s.block_k * spec.inputs[0].itemsize
+    multiply = s.block_m * s.block_n * row / 2 / MACS_A_CYCLE
     read = max(1, s.block_m // tile.ROWS) * (tile.ROWS + s.block_n) * row
     smem = (read + (s.block_m + s.block_n) * row) / SMEM_BYTES_A_CYCLE
     return max(STEP_US, max(multiply, smem) / CLOCK_MHZ, (MULTIPLY_US * multiply + SMEM_US * smem) * busy / POWER_SMS)

@@ -12,7 +12,7 @@ adds up to the time of the call.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
 from tilescale.costmodel.costs import Costs
@@ -267,10 +267,11 @@ class _Simulation:
 
     def _sum(self, walker: _Walker, step: Sum, rank: int) -> None:
         """Reads every source and writes once; what is remote crosses its links meanwhile."""
-        size, began = step.srcs[0].size, walker.time
-        moved = len(step.srcs) * size + step.dst.size
+        began = walker.time
+        moved = sum(source.size for source in step.srcs) + step.dst.size
         own = self.costs.copy_us(-(-moved // 2), walker.role.blocks)  # a copy reads and writes its size
-        ends = [self._cross(source, step.dst.rank, size, rank, began) for source in step.srcs]
+        ends = [self._cross(source, rank, source.size, rank, began) for source in step.srcs]
+        ends.append(self._cross(replace(step.dst, rank=rank), step.dst.rank, step.dst.size, rank, began))
         walker.spend(COPY, own)
         walker.spend(LINK, max(0.0, *(end - walker.time for end in ends)))
 

@@ -13,10 +13,11 @@ from tilescale.deploy.multicast import MulticastMemory
 from tilescale.deploy.peer_memory import VARIABLE, VMM, IpcMemory, PeerMemory, chosen
 from tilescale.deploy.vmm import VmmMemory
 from tilescale.errors import MissingDependency
+from tilescale.spec.tensor import ITEMSIZE
 
 _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
-_ELEMENTS = {"bfloat16": "BFLOAT16", "float16": "FLOAT16", "float32": "FLOAT32"}
-_SIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
+_ELEMENTS = {"bfloat16": "BFLOAT16", "float16": "FLOAT16", "float32": "FLOAT32",
+             "float8_e4m3fn": "UINT8", "float8_e5m2": "UINT8"}
 _REMEDY = "pip install 'cuda-python>=13,<14'"
 
 
@@ -160,7 +161,7 @@ class CudaDriver:
         value = self._call(cu.cuTensorMapEncodeTiled(
             element, len(sizes), address, sizes, strides, box, steps,
             cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{spec.box[0] * _SIZES[spec.element]}B"),
+            getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{spec.box[0] * ITEMSIZE[spec.element]}B"),
             cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
             cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE))
         return ctypes.string_at(value.getPtr(), MAP_BYTES)

@@ -38,7 +38,10 @@ typedef struct tilescale_arguments {
   uint64_t time_limit_ns;
   uint32_t rank, last, n, k;
   uint64_t link_fs_per_byte;
-  tilescale_step only;  /* the first row of the launch's table of steps */
+  union {
+    tilescale_step only;       /* of a launch of one step without communication: its row */
+    tilescale_block roles[2];  /* of others: the rows of the first blocks of at most two gangs; else zeros */
+  } first;
 } tilescale_arguments;
 
 /* Second kernel parameter, by value: CUtensorMap values, aligned to 64 bytes; zeros where nothing is multiplied. */

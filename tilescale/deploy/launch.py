@@ -20,7 +20,6 @@ from tilescale.deploy.turns import Turns
 from tilescale.errors import BundleError, TilescaleError
 from tilescale.spec.declaration import Spec
 
-OPERANDS = ("a", "b")  # the caller's input buffers, in the order of Spec.inputs
 TIME_LIMIT_S = 60.0
 _RENEW = "find out what holds up the peer, then renew the operation on all ranks"
 
@@ -57,9 +56,8 @@ class PreparedOperation:
         self._turns = turns or Turns()
         # Operands that peers read where they lie: the operation owns their memory.
         self._symmetric = {
-            name: math.prod(tensor.local_shape(rank, spec.world)) * tensor.itemsize
-            for name, tensor in zip(OPERANDS, spec.inputs, strict=False)
-            if any(slot.buffer == name and slot.rank != -1 for slot in program.slots)
+            each.name: math.prod(each.tensor.local_shape(rank, spec.world)) * each.tensor.itemsize
+            for each in spec.operands if any(slot.buffer == each.name and slot.rank != -1 for slot in program.slots)
         }
         self._prepare()
 
@@ -101,8 +99,8 @@ class PreparedOperation:
 
     # -- calls ---------------------------------------------------------------------------------------------------------
     def __call__(self, operands: Mapping[str, int], stream: int) -> None:
-        """Enqueue one call on `stream`; `operands` are the addresses of the caller's buffers "a", "b" (where there is a
-        product) and "out". Raises before anything is enqueued where a call cannot be made."""
+        """Enqueue one call on `stream`; `operands` are the addresses of the caller's buffers: those of Spec.operands by
+        name, and "out". Raises before anything is enqueued where a call cannot be made."""
         driver, sequence = self._driver, self.sequence
         driver.activate()
         capturing = driver.capturing(stream)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilescale.deploy.driver import Matrix
+from tilescale.deploy.epilogues import finished
 from tilescale.deploy.exchanging import LibraryExchange
 from tilescale.errors import BundleError, SpecError
 from tilescale.spec.declaration import Spec
@@ -17,7 +18,10 @@ _KEPT = 1024
 
 def product(torch: Any, a: Any, b: Any, out: Any) -> None:
     """`out` = `a` times `b`, accumulated in fp32 and rounded once to the type of `out`."""
-    if a.dtype == out.dtype:
+    if a.element_size() == 1 and out.is_cuda:
+        one = torch.ones((), dtype=torch.float32, device=a.device)
+        torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=out.dtype, out=out)
+    elif a.dtype == out.dtype:
         torch.mm(a, b, out=out)
     elif out.is_cuda:
         torch.mm(a, b, out_dtype=out.dtype, out=out)
@@ -99,10 +103,23 @@ class Unfused:
             whole[0] = rows * world
         elif self._kind == "reduce_scatter":
             _, whole[self._dim] = self._shard(whole[self._dim], world)
+        if any(epilogue.halves for epilogue in self._spec.epilogues):
+            whole[-1] = whole[-1] // 2
         return whole
 
     def __call__(self, inputs: Sequence[Any], out: Any) -> None:
-        """Fill `out` from inputs of this rank. Collective; every rank passes shapes that go together."""
+        """Fill `out` from operands of this rank. Collective; every rank passes shapes that go together. With epilogues the
+        sum is kept in fp32 until these have been applied, as in the kernels."""
+        if not self._spec.then:
+            self._fill(inputs, out)
+            return
+        torch, count = self._torch, len(self._spec.inputs)
+        columns = inputs[1].shape[1] if self._multiplies else out.shape[-1]
+        wide = torch.empty((*out.shape[:-1], columns), dtype=torch.float32, device=out.device)
+        self._fill(inputs[:count], wide)
+        out.copy_(finished(torch, self._spec, wide, inputs[count:]))
+
+    def _fill(self, inputs: Sequence[Any], out: Any) -> None:
         if self._exchange is not None:
             self._exchange(inputs[0], out)
         elif self._kind == "gather":

@@ -9,7 +9,7 @@ from typing import Any
 
 from tilescale.deploy import tensors
 from tilescale.deploy.driver import Matrix
-from tilescale.deploy.launch import OPERANDS, PreparedOperation
+from tilescale.deploy.launch import PreparedOperation
 from tilescale.deploy.library import Unfused, tensor_at
 from tilescale.deploy.manifest import OperationEntry, Variant
 from tilescale.deploy.members import Members
@@ -35,6 +35,7 @@ class Serving:
 class Operation:
     """One operation of a bundle on this rank: `out = operation(a, b, out=None)`.
 
+    Operands beside the inputs follow them, in the order of `names`, or come by name: `operation(a, b, bias=bias)`.
     Takes this rank's tensors as declared (a column-major B also as a Linear's weight, (N, K)), or DTensors placed as
     declared, and returns the like. Shapes that were tuned run the bundle's kernels. For others, and where `reason` says
     why kernels cannot run here, `on_mismatch` decides: "error" raises BundleError before anything is enqueued,
@@ -65,8 +66,15 @@ class Operation:
         """Digest of what runs: of the first variant's schedule, or "library"."""
         return self._servings[0].variant.schedule_digest if self._servings else LIBRARY
 
-    def __call__(self, *inputs: Any, out: Any = None) -> Any:
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a call takes, in order."""
+        return tuple(operand.name for operand in self._spec.operands)
+
+    def __call__(self, *inputs: Any, out: Any = None, **extras: Any) -> Any:
         torch = self._torch
+        if extras:
+            inputs = self._in_order(inputs, extras)
         if torch.compiler.is_compiling():
             if out is None:
                 return torch.ops.tilescale.call(list(inputs), self.key)
@@ -74,15 +82,25 @@ class Operation:
             return out
         return self.run(inputs, out)
 
+    def _in_order(self, inputs: Sequence[Any], extras: dict[str, Any]) -> tuple[Any, ...]:
+        """All operands in order, where some came by name."""
+        rest = self.names[len(inputs):]
+        if sorted(extras) != sorted(rest):
+            taken = f"{self.name} takes {', '.join(self.names)}"
+            given = f"{len(inputs)} in order, and {', '.join(sorted(extras))}"
+            raise BundleError(taken, given, "pass each once; those by name come last")
+        return (*inputs, *(extras[name] for name in rest))
+
     def run(self, inputs: Sequence[Any], out: Any = None) -> Any:
         """What a call does outside of torch.compile."""
         spec, torch = self._spec, self._torch
-        if len(inputs) != len(spec.inputs):
-            raise BundleError(f"{self.name} takes {len(spec.inputs)} tensors", len(inputs), "pass those of this rank")
+        if len(inputs) != len(spec.operands):
+            raise BundleError(f"{self.name} takes {len(spec.operands)} tensors: {', '.join(self.names)}", len(inputs),
+                              "pass those of this rank")
         mesh = next((value.device_mesh for value in inputs if tensors.is_dtensor(value)), None)
         if mesh is not None and self._members is not None:
             tensors.check_mesh(mesh, self._members.ranks, self.name)
-        local = [tensors.unwrap(v, t, n) for v, t, n in zip(inputs, spec.inputs, OPERANDS, strict=False)]
+        local = [tensors.unwrap(v, each.tensor, each.name) for v, each in zip(inputs, spec.operands, strict=True)]
         tensors.check_no_gradient(torch, local)
         target = None if out is None else tensors.unwrap(out, spec.output, "out")
         result = self._dispatch(local, target)
@@ -100,7 +118,7 @@ class Operation:
     def symmetric_input(self) -> Any:
         """The memory that peers read the first operand from, as a tensor to write to; for inputs="symmetric"."""
         for serving in self._servings:
-            address = serving.prepared.operand(OPERANDS[0])
+            address = serving.prepared.operand(self.names[0])
             if address is not None:
                 local = tensors.local_inputs(serving.variant.spec, self.rank)[0]
                 rows, columns = local.shape[0], tensors.contiguous(local.shape)[0]
@@ -123,7 +141,7 @@ class Operation:
         spec, torch = serving.variant.spec, self._torch
         given = [tensors.as_declared(v, local)
                  for v, local in zip(inputs, tensors.local_inputs(spec, self.rank), strict=True)]
-        operands = {n: tensors.address_of(v, n) for n, v in zip(OPERANDS, given, strict=False)}
+        operands = {n: tensors.address_of(v, n) for n, v in zip(self.names, given, strict=True)}
         local = tensors.local_output(spec, self.rank)
         if out is None:
             out = torch.empty(local.shape, dtype=getattr(torch, local.dtype), device=given[0].device)
@@ -157,11 +175,12 @@ class Operation:
     def _as_declared(self, inputs: Sequence[Any]) -> list[Any]:
         """Inputs of any size, as declared: the first fixes K; a column-major second may come as (N, K)."""
         found = list(inputs)
-        for index, (value, declared) in enumerate(zip(inputs, self._spec.inputs, strict=True)):
+        for value, operand in zip(inputs, self._spec.operands, strict=True):
+            name, declared = operand.name, operand.tensor
             if tensors.dtype_name(value) != declared.dtype:
-                raise BundleError(f"{OPERANDS[index]} is {declared.dtype}", tensors.dtype_name(value), "convert it")
+                raise BundleError(f"{name} is {declared.dtype}", tensors.dtype_name(value), "convert it")
             if len(value.shape) != declared.ndim:
-                raise BundleError(f"{OPERANDS[index]} has {declared.ndim} dimensions", len(value.shape), "reshape it")
+                raise BundleError(f"{name} has {declared.ndim} dimensions", len(value.shape), "reshape it")
         if self._spec.operation.compute == "gemm":
             k, b = inputs[0].shape[1], inputs[1]
             as_weight = self._spec.inputs[1].order == "col" and b.shape[0] != k and b.shape[1] == k

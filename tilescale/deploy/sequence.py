@@ -162,7 +162,7 @@ class LaunchSequence:
             [workspace.stride(slot.buffer) for slot in program.slots], workspace.counters, state=workspace.state,
             steps=self._tables.get(launch.steps, 0), blocks=self._tables.get(launch.block_rows, 0),
             time_limit_ns=self._time_limit_ns, rank=workspace.rank, last=launch.participants, n=program.n, k=program.k,
-            link_fs_per_byte=program.link_fs_per_byte, only=bytes.fromhex(launch.steps))
+            link_fs_per_byte=program.link_fs_per_byte, first=launch.first_rows)
         parameters = KernelParameters(arguments, len(program.slots))
         for index, spec in enumerate(program.maps):
             if spec.buffer in workspace:

@@ -13,7 +13,6 @@ from tilescale.spec.tensor import Tensor
 from tilescale.spec.views import as_view
 
 ADDRESS_ALIGNMENT = 16  # of tensor maps and of the widest accesses
-NAMES = ("a", "b")
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,8 @@ def local_of(name: str, tensor: Tensor, rank: int, world: int) -> Local:
 
 
 def local_inputs(spec: Spec, rank: int) -> tuple[Local, ...]:
-    """What a rank passes, in order."""
-    return tuple(local_of(n, t, rank, spec.world) for n, t in zip(NAMES, spec.inputs, strict=False))
+    """What a rank passes, in order: the inputs, and the operands beside them."""
+    return tuple(local_of(operand.name, operand.tensor, rank, spec.world) for operand in spec.operands)
 
 
 def local_output(spec: Spec, rank: int) -> Local:

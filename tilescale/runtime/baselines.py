@@ -11,7 +11,7 @@ from tilescale.runtime.measure import Samples
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import Space
 from tilescale.spec.op import Spec
-from tilescale.spec.result import kind_of
+from tilescale.spec.result import ONE_BYTE, kind_of
 
 # name -> what it is
 NAMES = {
@@ -60,10 +60,19 @@ def names_for(spec: Spec) -> tuple[str, ...]:
     """The baselines that make sense for a spec."""
     if spec.local:
         return ("compute_only",)
+    if spec.operation.compute == "gemm" and spec.inputs[0].dtype in ONE_BYTE:  # without schedules of library products
+        return ("compute_only", "nccl+cublas") if spec.topology.kind == "real" else ("compute_only",)
     own = ("unfused", "compute_only") if spec.operation.compute == "gemm" else ("unfused",)
+    if spec.then:
+        return own if _ends_in_sum(spec) else own[1:]
     if spec.topology.kind == "scale_model":
         return own  # a peer's copies are not charged to the link clock
     return (*own, "nccl+cublas") if spec.topology.kind == "real" else (*own, *SYMM_MEM.get(kind_of(spec), ()))
+
+
+def _ends_in_sum(spec: Spec) -> bool:
+    """Whether epilogues follow a sum over ranks, whose kernel applies them behind library products too."""
+    return kind_of(spec) in ("reduce_scatter", "all_reduce")
 
 
 def check_names(spec: Spec, names: tuple[str, ...]) -> None:
@@ -73,6 +82,9 @@ def check_names(spec: Spec, names: tuple[str, ...]) -> None:
             raise RunnerError("a baseline is known", name, nearest(name, NAMES))
         if name == "nccl+cublas" and spec.topology.kind != "real":
             raise RunnerError("NCCL needs a GPU a rank", spec.topology.name, "use torch.symm_mem or unfused")
+        if spec.then and name != "compute_only" and (name != "unfused" or not _ends_in_sum(spec)):
+            raise RunnerError("what is compared does the same work, epilogues too",
+                              f"{name} for {spec.label}", "compare with " + ", ".join(names_for(spec)))
         if not name.startswith("torch.symm_mem"):
             continue
         if spec.topology.kind == "scale_model":

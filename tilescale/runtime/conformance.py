@@ -62,14 +62,15 @@ def _declared(step: Step, role: Role, rank: int, number: int, call: int, strides
         return StepLog(call, rank, number, reads=_joined(map(where, rows_of(step.src))),
                        writes=_joined(map(where, rows_of(step.dst))))
     if isinstance(step, Sum):
-        return StepLog(call, rank, number, reads=_joined(map(where, step.srcs)), writes=(where(step.dst),))
+        return StepLog(call, rank, number, reads=_joined(map(where, (*step.srcs, *step.extras))), writes=(where(step.dst),))
     if isinstance(step, Signal):
         amount = step.value * role.blocks
         return StepLog(call, rank, number, signals=(Signalled(step.rank, step.counter, amount),))
     if isinstance(step, Wait):
         target = (call * totals[step.counter] + step.value) % 2**32  # counters and epochs wrap
         return StepLog(call, rank, number, waits=(Waited(step.counter, target, target),))
-    return StepLog(call, rank, number, reads=tuple(sorted((where(step.a), where(step.b)))), writes=(where(step.out),))
+    read = sorted(map(where, (step.a, step.b, *step.extras)))
+    return StepLog(call, rank, number, reads=tuple(read), writes=(where(step.out),))
 
 
 def rows_of(region: Region) -> Iterator[Region]:

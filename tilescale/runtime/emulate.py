@@ -13,7 +13,6 @@ from tilescale.arguments import shown as as_text
 from tilescale.codegen.emit import emit
 from tilescale.codegen.program import COUNTER_BYTES, EVERY_RANK, STATE_BYTES, ProgramLaunch, TensorMapSpec
 from tilescale.codegen.table import STEP, pack_arguments
-from tilescale.deploy.tensors import NAMES
 from tilescale.errors import EmulationError, nearest
 from tilescale.runtime.check import Array, first_wrong, from_bits, random_input, to_bits
 from tilescale.runtime.conformance import deviations
@@ -27,12 +26,14 @@ from tilescale.runtime.emulator import (
     run_isolated,
     tensor_map,
 )
-from tilescale.runtime.reference import NumpyArrays, add_up
+from tilescale.runtime.reference import NumpyArrays, Sums, add_up, extras_of, finish
 from tilescale.runtime.scaled import Scaled, scaled
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.declaration import Spec
-from tilescale.spec.result import Factor, Result, deviation, result_of
-from tilescale.spec.tensor import ITEMSIZE, Tensor
+from tilescale.spec.operand import NUMBERS, Operand
+from tilescale.spec.result import Deviation, Factor, Result, deviation, result_of
+from tilescale.spec.tensor import ITEMSIZE
+from tilescale.spec.views import ReplicateView
 
 CALLS = 3
 TIME_LIMIT_NS = 10**9
@@ -170,7 +171,7 @@ class Run:
             state=self.memory[rank][".state"].address, steps=self.memory[rank][f".steps.{launch.name}"].address,
             blocks=self.memory[rank][f".blocks.{launch.name}"].address, time_limit_ns=TIME_LIMIT_NS, rank=rank,
             last=launch.participants, n=self.program.n, k=self.program.k,
-            link_fs_per_byte=self.program.link_fs_per_byte, only=bytes.fromhex(launch.steps))
+            link_fs_per_byte=self.program.link_fs_per_byte, first=launch.first_rows)
 
     def _maps(self, rank: int) -> bytes:
         return b"".join(self._map(rank, m) for m in self.program.maps)
@@ -178,7 +179,7 @@ class Run:
     def _map(self, rank: int, m: TensorMapSpec) -> bytes:
         stride = next((p.stride for p in self.program.placed if p.buffer == m.buffer), 0)
         base = self.memory[rank][m.buffer].address + m.version * stride
-        return tensor_map(base, m.sizes, m.strides_bytes, m.box, 4 if m.element == "float32" else 2)
+        return tensor_map(base, m.sizes, m.strides_bytes, m.box, ITEMSIZE[m.element])
 
     # -- graph ---------------------------------------------------------------------------------------------------------
     def _call(self, call: int) -> None:
@@ -234,26 +235,45 @@ class Run:
     # -- values --------------------------------------------------------------------------------------------------------
     def _values(self, exact: bool) -> tuple[list[dict[str, bytes]], list[Wanted]]:
         """Input bytes of every rank by buffer, and its output."""
-        operands = [[self._draw(tensor, rank, exact) for rank in range(self.world)] for tensor in self.spec.inputs]
-        inputs = [{name: ranks[rank][1] for name, ranks in zip(NAMES, operands, strict=False) if ranks[rank][1]}
+        named = self.spec.operands
+        operands = [self._drawn(operand, exact) for operand in named]
+        inputs = [{operand.name: ranks[rank][1] for operand, ranks in zip(named, operands, strict=True) if ranks[rank][1]}
                   for rank in range(self.world)]
 
         def load(factor: Factor) -> Array:
             return np.concatenate([operands[factor.operand][rank][0] for rank in factor.ranks], axis=factor.dim)
 
         results = [result_of(self.spec, rank) for rank in range(self.world)]
-        known = {result: self._wanted(result, load, exact) for result in dict.fromkeys(results)}
-        return inputs, [known[result] for result in results]
+        ranks = {result: rank for rank, result in reversed(list(enumerate(results)))}  # one of those that have it
+        sums = {result: self._sums(result, load, exact) for result in ranks}
+        same = all(extra.tensor.shard_dim is None for extra in self.spec.extras)
+        known = {result: self._wanted(rank, *sums[result], load) for result, rank in ranks.items()} if same else {}
+        return inputs, [known[result] if same else self._wanted(rank, *sums[result], load)
+                        for rank, result in enumerate(results)]
 
-    def _wanted(self, result: Result, load: Callable[[Factor], Array], exact: bool) -> Wanted:
+    def _sums(self, result: Result, load: Callable[[Factor], Array], exact: bool) -> tuple[Sums, Deviation]:
         allowed = deviation(self.spec, result, exact)
-        sums = add_up(result, load, NumpyArrays(), magnitude=not allowed.exact, spread=not allowed.exact)
-        return Wanted(sums.value, None if allowed.exact else sums.allowed(allowed))
+        return add_up(result, load, NumpyArrays(), magnitude=not allowed.exact, spread=not allowed.exact), allowed
 
-    def _draw(self, tensor: Tensor, rank: int, exact: bool) -> tuple[Array, bytes]:
+    def _wanted(self, rank: int, sums: Sums, allowed: Deviation, load: Callable[[Factor], Array]) -> Wanted:
+        arrays = NumpyArrays()
+        found = finish(self.spec, sums, allowed, extras_of(self.spec, rank, load, arrays), arrays)
+        return Wanted(found.value, found.room)
+
+    def _drawn(self, operand: Operand, exact: bool) -> list[tuple[Array, bytes]]:
+        """An operand of every rank and its memory: of an extra one that all hold, the same."""
+        ranks = range(self.world)
+        if operand in self.spec.extras and isinstance(operand.tensor.view, ReplicateView):
+            return [self._draw(operand, 0, exact)] * self.world
+        return [self._draw(operand, rank, exact) for rank in ranks]
+
+    def _draw(self, operand: Operand, rank: int, exact: bool) -> tuple[Array, bytes]:
         """A local operand and its memory."""
+        tensor = operand.tensor
         shape, by_rows = tensor.local_shape(rank, self.world), tensor.order == "row"
         drawn = random_input(self.rng, shape if by_rows else shape[::-1], exact)
+        if operand.values != NUMBERS:
+            drawn = np.abs(drawn) + 1
         bits = to_bits(drawn, tensor.dtype).tobytes()
         values = from_bits(bits, tensor.dtype).reshape(drawn.shape)
         return values if by_rows else values.T, bits

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ADVERSARIES = ("lazy", "random", "eager")
 MEMORY_KINDS = ("data", "counters", "control")
-FORMATS = ("bfloat16", "float16", "float32")
+FORMATS = ("bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2")
 NO_STEP = 0xFFFFFFFF
 
 

@@ -65,7 +65,8 @@ def _compute_only(rank: Rank, work: Workload, meet: Meet) -> Path:
     firsts = [work.whole(number) if work.kind == "gather" else work.calls[number].inputs[0] for number in range(CALLS)]
     b, out = work.calls[0].inputs[1], work.calls[0].out
     sums = work.kind not in ("gather", "none")  # then the local product is no output
-    part = torch.empty((firsts[0].shape[0], b.shape[1]), dtype=out.dtype, device=out.device) if sums else None
+    apart = sums or bool(work.spec.then)
+    part = torch.empty((firsts[0].shape[0], b.shape[1]), dtype=out.dtype, device=out.device) if apart else None
 
     def call(number: int) -> Any:
         data = work.calls[number]
@@ -73,7 +74,7 @@ def _compute_only(rank: Rank, work: Workload, meet: Meet) -> Path:
         product(torch, firsts[number], data.inputs[1], target)
         return target
 
-    return Path(call, lambda number, out: work.check(number, out, work.local(number) if sums else None))
+    return Path(call, lambda number, out: work.check(number, out, work.local(number) if apart else None))
 
 
 MAKERS: dict[str, Callable[[Rank, Workload, Meet], Path]] = {

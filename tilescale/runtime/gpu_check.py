@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tilescale.deploy.epilogues import TorchMath
 from tilescale.deploy.library import product
 from tilescale.deploy.tensors import Local, contiguous, local_inputs, local_output
-from tilescale.runtime.reference import Sums, add_up, part_of
+from tilescale.runtime.reference import Finished, add_up, extras_of, finish, part_of
 from tilescale.spec.declaration import Spec
+from tilescale.spec.operand import NUMBERS
 from tilescale.spec.result import (
-    Deviation,
     Factor,
     Result,
     deviation,
@@ -21,10 +23,12 @@ from tilescale.spec.result import (
     peers_deviation,
     result_of,
 )
+from tilescale.spec.views import ReplicateView
 
 CALLS = 3
 EXACT_CALL = 0  # small integers, whose sums are exact in fp32; the other calls hold random numbers
 TIMED_CALLS = (1, 2)  # never integers: arithmetic on few distinct values runs faster than on real ones
+OPERANDS = 16  # more than a spec has, so that seeds differ
 _KEPT_ROUNDOFF = 2.0**-24  # of references that are kept in fp32
 POISON = 0x7F  # a byte: 3.4e38 in bfloat16 and float32, not a number in float16, large in integers
 
@@ -47,7 +51,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class CallData:
-    """Tensors of one call, in the order of Spec.inputs, and its output."""
+    """Tensors of one call, in the order of Spec.operands, and its output."""
 
     inputs: tuple[Any, ...]
     out: Any
@@ -100,7 +104,7 @@ class Workload:
 
     def local(self, call: int) -> Expected:
         """What this rank's own product is, without those of its peers. Made anew with every use."""
-        return self._expected(Result((local_term(self.spec, self.rank),)), call)
+        return self._expected(Result((local_term(self.spec, self.rank),)), call, finished=False)
 
     def _describe(self, call: int, found: Any, expected: Expected, at: int, count: int) -> str:
         index = tuple(int(part) for part in _unravel(at, found.shape))
@@ -127,24 +131,30 @@ class Workload:
         """The type of references that are kept: they are as many as outputs, so no wider than these need."""
         return self._torch.float32 if self.spec.output.itemsize < 4 else self._torch.float64
 
-    def _expected(self, result: Result, call: int) -> Expected:
+    def _expected(self, result: Result, call: int, finished: bool = True) -> Expected:
+        """`finished`: behind the epilogues, not before them."""
         integers = call == EXACT_CALL
         if result.only_moves:
             joined = self._load(result.terms[0][0], call)
             return Expected(part_of(result, joined, TorchArrays(self._torch, self._device)).contiguous())
-        allowed = deviation(self.spec, result, integers)
-        sums = add_up(result, lambda factor: self._load(factor, call), TorchArrays(self._torch, self._device),
-                      magnitude=bool(allowed.magnitude), spread=result.sums)
-        spread = None if sums.spread is None else sums.spread.bfloat16()
-        if allowed.exact:
-            return Expected(sums.value.to(getattr(self._torch, self.spec.output.dtype)), None, spread)
-        return Expected(sums.value.to(self._kept), self._room(sums, allowed), spread)
+        allowed, arrays = deviation(self.spec, result, integers), TorchArrays(self._torch, self._device)
 
-    def _room(self, sums: Sums, allowed: Deviation) -> Any:
+        def load(factor: Factor) -> Any:
+            return self._load(factor, call)
+
+        sums = add_up(result, load, arrays, magnitude=bool(allowed.magnitude), spread=result.sums)
+        spread = None if sums.spread is None else sums.spread.bfloat16()
+        spec = self.spec if finished else dataclasses.replace(self.spec, then=())
+        found = finish(spec, sums, allowed, extras_of(spec, self.rank, load, arrays), arrays)
+        if found.room is None:
+            return Expected(found.value.to(getattr(self._torch, self.spec.output.dtype)), None, spread)
+        return Expected(found.value.to(self._kept), self._room(found), spread)
+
+    def _room(self, found: Finished) -> Any:
         """What each element may be off by, and what the kept reference itself is off by."""
-        room = sums.allowed(allowed)
+        room = found.room
         if self._kept == self._torch.float32:
-            room += sums.value.abs().mul_(_KEPT_ROUNDOFF)
+            room += found.value.abs().mul_(_KEPT_ROUNDOFF)
         return room.float()
 
     def _load(self, factor: Factor, call: int) -> Any:
@@ -152,12 +162,25 @@ class Workload:
         locals_ = [local_inputs(self.spec, rank)[factor.operand] for rank in factor.ranks]
         parts = [self._fresh(local, call, factor.operand, rank, self._device)
                  for rank, local in zip(factor.ranks, locals_, strict=True)]
-        return parts[0] if len(parts) == 1 else self._torch.cat(parts, factor.dim)
+        if len(parts) == 1:
+            return parts[0]
+        if parts[0].element_size() == 1:  # torch does not join every type of one byte
+            joined = self._torch.cat([part.view(self._torch.uint8) for part in parts], factor.dim)
+            return joined.view(parts[0].dtype)
+        return self._torch.cat(parts, factor.dim)
 
     def _fresh(self, local: Local, call: int, operand: int, rank: int, device: Any) -> Any:
-        """The numbers of an operand of any rank, row-major. Integers are so small that sums over ranks hold them."""
+        """The numbers of an operand of any rank, row-major. Integers are so small that sums over ranks hold them. What
+        all ranks hold beside the inputs is the same for all."""
+        torch, declared = self._torch, self.spec.operands[operand]
+        if operand >= len(self.spec.inputs) and isinstance(declared.tensor.view, ReplicateView):
+            rank = 0
+        generator = torch.Generator(device).manual_seed(((self._seed * CALLS + call) * OPERANDS + operand) * 128 + rank)
+        numbers = self._numbers(local, call, generator, device)
+        return numbers if declared.values == NUMBERS else numbers.abs() + 1
+
+    def _numbers(self, local: Local, call: int, generator: Any, device: Any) -> Any:
         torch = self._torch
-        generator = torch.Generator(device).manual_seed(((self._seed * CALLS + call) * 2 + operand) * 128 + rank)
         dtype = getattr(torch, local.dtype)
         if call == EXACT_CALL:
             return torch.randint(-2, 3, local.shape, device=device, generator=generator).to(dtype)
@@ -167,11 +190,12 @@ class Workload:
         return torch.randn(local.shape, device=device, generator=generator, dtype=torch.float32).to(dtype)
 
 
-class TorchArrays:
+class TorchArrays(TorchMath):
     """Arrays for reference.py: values in fp64, magnitudes by the library's products in fp32."""
 
     def __init__(self, torch: Any, device: Any) -> None:
-        self._torch, self._device = torch, device
+        super().__init__(torch)
+        self._device = device
 
     def zeros(self, shape: tuple[int, ...], rough: bool) -> Any:
         torch = self._torch
@@ -190,6 +214,7 @@ class TorchArrays:
 
     def turned(self, values: Any, order: tuple[int, ...]) -> Any:
         return values.permute(order)
+
 
 
 def place_on(torch: Any, device: str) -> Place:

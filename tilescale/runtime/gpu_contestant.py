@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from tilescale.codegen.program import Program
 from tilescale.deploy.driver import Library, Matrix
-from tilescale.deploy.launch import OPERANDS, PreparedOperation
+from tilescale.deploy.launch import PreparedOperation
 from tilescale.deploy.modules import Modules
 from tilescale.deploy.symmetric import Exchange
 from tilescale.deploy.tensors import Local
@@ -82,7 +82,8 @@ class ProgramContestant:
         self._operation = PreparedOperation(
             work.spec, program, rank.rank, rank.device.driver, rank.exchange, modules, library=rank.device.library,
             time_limit_s=time_limit_s, watch=False)
-        self._symmetric = {name: self._operation.operand(name) for name in OPERANDS}
+        self._names = tuple(operand.name for operand in work.spec.operands)
+        self._symmetric = {name: self._operation.operand(name) for name in self._names}
         self._warm_up(warm)
 
     def _warm_up(self, warm: set[tuple[Any, ...]]) -> None:
@@ -125,7 +126,7 @@ class ProgramContestant:
     def _enqueue(self, call: int) -> None:
         """One call. Where peers read an operand in place it is written between meetings: nobody reads it then."""
         data, rank, device = self._work.calls[call], self._rank, self._rank.device
-        staged = [(self._symmetric[name], tensor) for name, tensor in zip(OPERANDS, data.inputs, strict=False)
+        staged = [(self._symmetric[name], tensor) for name, tensor in zip(self._names, data.inputs, strict=True)
                   if self._symmetric[name] is not None]
         for place, tensor in staged:
             assert place is not None
@@ -140,7 +141,7 @@ class ProgramContestant:
     def _operands(self, call: int) -> dict[str, int]:
         data, address = self._work.calls[call], self._rank.device.address
         found = {"out": address(data.out)}
-        for name, tensor in zip(OPERANDS, data.inputs, strict=False):
+        for name, tensor in zip(self._names, data.inputs, strict=True):
             place = self._symmetric[name]
             found[name] = address(tensor) if place is None else place
         return found

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
-from tilescale.spec.result import Deviation, Factor, Result
+from tilescale.spec.declaration import Spec
+from tilescale.spec.epilogue import Math
+from tilescale.spec.result import EPSILON, SMALLEST, Deviation, Factor, Result
 
 ROWS_AT_ONCE = 1024  # of a first factor that are widened together, so that fp64 copies stay small
 
 Load = Callable[[Factor], Any]
 
 
-class Arrays(Protocol):
+class Arrays(Math, Protocol):
     """The operations that differ between libraries; ``+``, ``*``, ``@``, ``abs`` and slices do not."""
 
     def zeros(self, shape: tuple[int, ...], rough: bool) -> Any:
@@ -49,6 +52,18 @@ class NumpyArrays:
 
     def turned(self, values: Any, order: tuple[int, ...]) -> Any:
         return np.transpose(values, order)
+
+    def exp(self, x: Any) -> Any:
+        return np.exp(x)
+
+    def erf(self, x: Any) -> Any:
+        return np.vectorize(math.erf, otypes=[float])(x)
+
+    def sqrt(self, x: Any) -> Any:
+        return np.sqrt(x)
+
+    def mean(self, x: Any) -> Any:
+        return np.mean(x, axis=-1, keepdims=True)
 
 
 def part_of(result: Result, joined: Any, arrays: Arrays) -> Any:
@@ -102,6 +117,47 @@ def _add(sums: Sums, arrays: Arrays, first: Any, second: Any) -> None:
             sums.magnitude[rows] += abs(value) if second is None else arrays.magnitudes(block, second)
         if sums.spread is not None:
             sums.spread[rows] += abs(value)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """``value``: of each element of an output behind its epilogues, fp64. ``room``: the largest distance of a right one
+    from it; None where it is the value, rounded once."""
+
+    value: Any
+    room: Any = None
+
+
+def extras_of(spec: Spec, rank: int, load: Load, arrays: Arrays) -> list[list[Any]]:
+    """The extra operands of every epilogue on a rank, as fp64."""
+    at, found = len(spec.inputs) + len(spec.operation.extras(spec)), []
+    for epilogue in spec.epilogues:
+        count = len(epilogue.extras(spec))
+        found.append([arrays.wide(load(Factor(at + i, (rank,)))) for i in range(count)])
+        at += count
+    return found
+
+
+def finish(spec: Spec, sums: Sums, allowed: Deviation, extras: Sequence[Sequence[Any]], arrays: Arrays) -> Finished:
+    """What the epilogues of ``spec`` make of a sum that may be off by ``allowed``, and rounding of the result.
+
+    The bound of the sum goes through every epilogue, whose own errors in fp32 are added; rounding to the output type
+    follows once, relative to the final value, and absolute where numbers are the smallest.
+    """
+    steps = list(zip(spec.epilogues, extras, strict=True))
+    if allowed.exact and all(epilogue.exact for epilogue, _ in steps):
+        value = sums.value
+        for epilogue, own in steps:
+            value = epilogue.apply(arrays, value, own)
+        return Finished(value)
+    if not steps:
+        return Finished(sums.value, sums.allowed(allowed))
+    value, room = sums.value, sums.allowed(replace(allowed, result=0.0))
+    for epilogue, own in steps:
+        room = epilogue.room(arrays, value, room, own)
+        value = epilogue.apply(arrays, value, own)
+    half, smallest = EPSILON.get(spec.output.dtype, 0.0) / 2, SMALLEST.get(spec.output.dtype, 0.0)
+    return Finished(value, room * (1 + half) + abs(value) * half + smallest)
 
 
 def _blocks(rows: int) -> Iterator[slice]:

@@ -62,7 +62,7 @@ def _scaled_local(spec: Spec, schedule: Schedule) -> Scaled:
     local = (
         unit - 3 if tile.small_m(spec) else unit * schedule.cluster_m + unit // 2 + 8,
         (schedule.block_n or 16) + 24,
-        2 * (schedule.block_k or 16) * schedule.split_k + 24,
+        2 * (schedule.block_k or 16) * schedule.split_k + _tail(a),
     )
     held = (a.local_shape(0, spec.world), b.local_shape(0, spec.world))
     m, n, k = (size * (whole // part) for size, whole, part in zip(
@@ -90,7 +90,8 @@ def _shard_rows(spec: Spec) -> int:
 def _chunks(spec: Spec, schedule: Schedule) -> int:
     """Enough chunks of a shard to have the depth in flight, at least two where there were several."""
     real = -(-_shard_rows(spec) // schedule.chunk_rows) if schedule.chunk_rows else 1
-    needed = schedule.depth if schedule.overlap == "chunked" else -(-schedule.depth // max(1, spec.world - 1))
+    by_chunk = schedule.overlap == "chunked" or (schedule.algorithm == "ring" and kind_of(spec) != "gather")
+    needed = schedule.depth if by_chunk else -(-schedule.depth // max(1, spec.world - 1))
     return min(real, max(2, needed))
 
 
@@ -106,9 +107,14 @@ def _resized(spec: Spec, rows: int, schedule: Schedule) -> Spec:
         columns = max(1, (2 * 4096 // unit * unit + unit) // a.itemsize)
         return _with(spec, ((m, columns), ), (m, columns))
     b = spec.inputs[1]
-    k = (2 * (schedule.block_k or 16) + 24) * (world if _cut(a, 1) else 1)
+    k = (2 * (schedule.block_k or 16) + _tail(a)) * (world if _cut(a, 1) else 1)
     n = ((schedule.block_n or 16) + 24) * (world if _cut(b, 1) else 1)
     return _with(spec, ((m, k), (k, n)), (m, n))
+
+
+def _tail(operand: Tensor) -> int:
+    """Of a contraction, at least 48 bytes, which keep rows aligned to 16."""
+    return 48 if operand.itemsize == 1 else 24
 
 
 def _cut(tensor: Tensor, dim: int) -> bool:

@@ -19,6 +19,7 @@ from tilescale.spec.op import Spec
 
 MAX_CHUNKS = 64
 MAX_ACCUMULATORS = 192
+MULTIPLIED = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 GROUP_ROWS = (1024, 2048)
 
 
@@ -84,7 +85,8 @@ def _gathered_bytes(spec: Spec) -> int:
     """Upper bound over directions: operands, output, and a gathered operand of two versions with its staging."""
     gathered = spec.inputs[0]
     shard = _local_rows(spec)[0] * _row_bytes(spec)
-    local = [t.itemsize * math.prod(t.local_shape(0, spec.world)) for t in (*spec.inputs, spec.output)]
+    local = [t.itemsize * math.prod(t.local_shape(0, spec.world)) for t in (
+        *(operand.tensor for operand in spec.operands), spec.output)]
     if spec.local:
         return sum(local)
     return sum(local) + 2 * gathered.nbytes + 2 * shard
@@ -135,12 +137,17 @@ def _peers(spec: Spec) -> int:
 
 
 def _depth_within_transfers(spec: Spec, s: Schedule) -> bool:
-    parts = num_chunks(spec, s) * (_peers(spec) if s.overlap == "fused" else 1)
-    return s.depth <= parts
+    shared_out = s.overlap == "fused" and not _ring_of_sums(spec, s)
+    return s.depth <= num_chunks(spec, s) * (_peers(spec) if shared_out else 1)
 
 
 def _order_matters(spec: Spec, s: Schedule) -> bool:
-    return s.chunk_order == "peer_major" or (num_chunks(spec, s) > 1 and _peers(spec) > 1)
+    least = s.depth if _ring_of_sums(spec, s) else 1  # gangs of such a ring have their own chunks
+    return s.chunk_order == "peer_major" or (num_chunks(spec, s) > least and _peers(spec) > 1)
+
+
+def _ring_of_sums(spec: Spec, s: Schedule) -> bool:
+    return s.algorithm == "ring" and sums(spec)
 
 
 def _comm_blocks_fit(spec: Spec, s: Schedule) -> bool:
@@ -170,6 +177,13 @@ def _rows_suit_tile(spec: Spec, s: Schedule) -> bool:
     if tile.small_m(spec):
         return s.block_m == tile.padded_rows(_local_rows(spec)[0]) and s.block_n in (64, 128)
     return s.block_m >= tile.ROWS
+
+
+def _stage_rows(spec: Spec, s: Schedule) -> bool:
+    if not _generated(spec, s):
+        return True
+    at_once = s.block_k == tile.PROMOTED or tile.small_m(spec) or not tile.promotes(spec)
+    return at_once and s.block_k * spec.inputs[0].itemsize % tile.ROW_BYTES == 0
 
 
 def _columns_needed(spec: Spec, s: Schedule) -> bool:
@@ -211,12 +225,13 @@ def _split_fills(spec: Spec, s: Schedule) -> bool:
     return (
         s.cluster_m == 1 and steps >= s.split_k
         and tile.tiles(spec, s) * s.split_k <= tile.clustered(spec.topology.sm_share, s.split_k)
-        and (tile.small_m(spec) or tile.partial_bytes(spec, s) <= s.num_stages * tile.stage_bytes(spec, s)))
+        and (tile.landing_bytes(spec, s) <= s.num_stages * tile.stage_bytes(spec, s)))
 
 
 def _multicast_moves(spec: Spec, s: Schedule) -> bool:
     """A switch hands on what everyone receives, and adds up what all ranks have."""
-    return not _multicast(s) or (not exchanges(spec) and s.direction == ("pull" if sums(spec) else "push"))
+    return not _multicast(s) or (
+        not exchanges(spec) and s.algorithm != "ring" and s.direction == ("pull" if sums(spec) else "push"))
 
 
 def _multicast(s: Schedule) -> bool:
@@ -235,6 +250,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: not _multicast(s) or spec.topology.link.multicast),
     Constraint("multicast_moves", "multimem pushes what all ranks receive, and pulls sums over all of them",
                _multicast_moves),
+    Constraint("multicast_without_epilogues", "sums of a switch have no epilogues",
+               lambda spec, s: not (_multicast(s) and sums(spec) and spec.then)),
     Constraint("multicast_order", "a deterministic sum has an order, which the one of a switch is not known to have",
                lambda spec, s: not (_multicast(s) and sums(spec) and spec.deterministic)),
     Constraint("multicast_rounds_once", "a switch adds at fp32's precision and rounds once, to what it adds: fp32, or the "
@@ -248,6 +265,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: spec.inputs[0].order == "row"),
     Constraint("output_dtype", "generated products are stored as bfloat16, float16 or float32",
                lambda spec, s: not _generated(spec, s) or spec.output.dtype in ("bfloat16", "float16", "float32")),
+    Constraint("fp8_k_major", "wgmma reads float8 operands along K: declare B with order='col', as a Linear has it",
+               lambda spec, s: not _generated(spec, s) or spec.inputs[1].itemsize > 1 or spec.inputs[1].order == "col"),
     Constraint("peer_access", "peers can address each other's memory",
                lambda spec, s: spec.topology.link is None or spec.topology.link.peer_access),
     Constraint("transport_arch", "the transport compiles for the GPU",
@@ -260,6 +279,16 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: s.algorithm != "scatter" or (
                    s.direction == "push" and s.transport == "peer_copy" and s.overlap == "fused"
                    and s.compute == "generated")),
+    Constraint("ring_passes_on", "a ring has ranks that pass on, so more than two", lambda spec, s: (
+        s.algorithm != "ring" or spec.world > 2)),
+    Constraint("ring_pushes", "in a ring every rank sends to the next one", lambda spec, s: (
+        s.algorithm != "ring" or s.direction == "push")),
+    Constraint("ring_stores_sums", "sums on their way are stored at the next rank by blocks that add, as peer_copy does",
+               lambda spec, s: not _ring_of_sums(spec, s) or s.transport == "peer_copy"),
+    Constraint("ring_behind_product", "products go round a ring when they are complete: nothing overlaps", lambda spec, s: (
+        not (_ring_of_sums(spec, s) and spec.operation.compute == "gemm" and s.overlap != "none"))),
+    Constraint("ring_without_epilogues", "sums that go round a ring have no epilogues", lambda spec, s: (
+        not (_ring_of_sums(spec, s) and spec.then))),
     Constraint("streams_carry_products", "chunks of a sum on streams are products; without one, they overlap in one kernel",
                lambda spec, s: not (sums(spec) and spec.operation.compute != "gemm" and s.overlap == "chunked")),
     Constraint("chunk_count", f"a rank adds up, or sends a peer, at most {MAX_CHUNKS} chunks",
@@ -273,14 +302,18 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                    t.dtype in ("bfloat16", "float16", "float32") for t in spec.inputs)),
     Constraint("library_not_fused", "a library call cannot wait inside",
                lambda spec, s: not (spec.operation.compute == "gemm" and s.overlap == "fused" and s.compute == "library")),
+    Constraint("epilogue_in_kernel", "a library call only multiplies: epilogues of a product without sums are generated",
+               lambda spec, s: _generated(spec, s) or spec.operation.compute != "gemm" or sums(spec) or not spec.extended),
     Constraint("fused_has_kernel", "a fused schedule has a kernel to fuse into",
                lambda spec, s: not (s.overlap == "fused" and spec.operation.compute != "gemm"
                                     and s.transport == "copy_engine" and s.direction == "pull")),
     Constraint("wgmma_arch", "generated products use wgmma, which sm_90a has",
                lambda spec, s: not _generated(spec, s) or spec.topology.gpu.arch == "sm_90a"),
-    Constraint("wgmma_dtype", "wgmma takes bfloat16 and float16 operands of one type",
+    Constraint("wgmma_dtype", "generated products take operands of one type: bfloat16, float16, float8_e4m3fn, float8_e5m2",
                lambda spec, s: not _generated(spec, s) or (
-                   spec.inputs[0].dtype in ("bfloat16", "float16") and spec.inputs[0].dtype == spec.inputs[1].dtype)),
+                   spec.inputs[0].dtype in MULTIPLIED and spec.inputs[0].dtype == spec.inputs[1].dtype)),
+    Constraint("stage_rows", "a stage holds whole rows of 128 bytes along K, of float8 those that are summed at once",
+               _stage_rows),
     Constraint("operand_alignment", "rows of both operands are multiples of 16 bytes", _operand_alignment),
     Constraint("chunk_within_shard", "a chunk is no larger than the shard needs", _chunk_within_shard),
     Constraint("whole_tiles", "a chunk is made of whole tiles, or is the shard", _whole_tiles),
@@ -294,7 +327,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("rows_suit_tile", "a tile has at least 64 rows; few rows have the tile that just holds them",
                _rows_suit_tile),
     Constraint("accumulators_fit", "the sums of a tile fit the registers of the threads that multiply",
-               lambda spec, s: not _generated(spec, s) or tile.accumulators(spec, s) <= MAX_ACCUMULATORS),
+               lambda spec, s: not _generated(spec, s) or tile.sum_registers(spec, s) <= MAX_ACCUMULATORS),
     Constraint("cluster_has_rows", "blocks of a cluster have a row of tiles each",
                lambda spec, s: s.cluster_m == 1 or (not tile.small_m(spec)
                                                     and s.block_m * (s.cluster_m - 1) < _local_rows(spec)[0])),

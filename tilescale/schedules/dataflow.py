@@ -12,24 +12,27 @@ from typing import NamedTuple
 
 from tilescale.schedules.agents import CALLER, Model, Work
 from tilescale.schedules.following import Following
-from tilescale.schedules.footprint import describe
+from tilescale.schedules.footprint import SUMMED, describe, elements_of
 from tilescale.schedules.order import Run
 from tilescale.schedules.plan import Clear, Gemm, MultimemStore, Reduce, Region, Sum
 from tilescale.schedules.story import Counterexample, Place
 
 OPERAND, PRODUCT, PART, OTHER, ZERO = "operand", "product", "part", "other", "zero"
+CARRIED = "carried"
 
 
 class Value(NamedTuple):
     """What bytes hold: byte x of the buffer is byte x + `shift` of the whole operand (or of the whole output, for a
     product), as of `call`. A part is a product that is yet to be summed and rounded: its bytes are counted in rows of
-    Goal.part_row_bytes. `shift` is 0 for other inputs and zeros. `ranks`: in a plan that reduces, the ranks whose parts
-    are summed there."""
+    Goal.part_row_bytes. What is carried is a sum that lacks some ranks, its bytes counted as those of the whole output in
+    float32. `shift` is 0 for other inputs and zeros. `ranks`: in a plan that reduces, the ranks whose parts
+    are summed there. `then`: epilogues that have been applied."""
 
     kind: str
     shift: int
     call: int
     ranks: tuple[int, ...] = ()
+    then: tuple[str, ...] = ()
 
 
 Piece = tuple[int, int, Value]
@@ -117,7 +120,8 @@ class DataFlow(Following):
                 first, size = self.goal.output_span(rank, buffer.size)
             pieces = list(self._contents(rank, buffer.name, call).pieces(0, size))
             kind = PRODUCT if self.goal.computes else OPERAND
-            wanted = Value(kind, first, call, tuple(range(self.plan.world)) if self.goal.reduces else ())
+            everyone = tuple(range(self.plan.world)) if self.goal.reduces else ()
+            wanted = Value(kind, first, call, everyone, self.goal.then)
             reached = 0
             for low, high, value in [*pieces, (size, size, wanted)]:
                 wrong = value != wanted if buffer.name == self.goal.output else value.call != call
@@ -175,29 +179,54 @@ class DataFlow(Following):
         return None
 
     def _sum(self, rank: int, work: Work, step: Sum, call: int) -> Counterexample | None:
-        """Every source must hold the same rows, of other ranks than the others; together they are a larger sum."""
+        """Every source must hold the same rows, of other ranks than the others; together they are a larger sum. One of all
+        ranks is what the output wants; one of fewer is carried on, in float32."""
         sums: list[Piece] = []
-        for number, source in enumerate(step.srcs):
+        added_up = PART if self.goal.part_row_bytes else OPERAND  # what carried sums are sums of
+        for number, (source, element) in enumerate(zip(step.srcs, elements_of(step), strict=True)):
             pieces = self._read(source, call)
             if not _filled(pieces, source, call):
                 return self._unwritten(rank, work, source, call)
-            here = [(low - source.offset, high - source.offset, _moved(value, -source.offset))
-                    for low, high, value in pieces]
-            wrong = [piece for piece in here if piece[2].kind not in (OPERAND, PART) or not piece[2].ranks]
+            wanted = (CARRIED,) if step.carried and number == 0 else (OPERAND, PART)
+            wrong = [piece for piece in pieces if piece[2].kind not in wanted or not piece[2].ranks or piece[2].then]
             if wrong:
                 return self._refuse(rank, work, call, source, "must add parts of a sum; it reads " + _told(wrong[0]))
+            here = [_in_elements(piece, source.offset, SUMMED[element], added_up) for piece in pieces]
             added = here if number == 0 else _added(sums, here)
             if added is None:
                 told = " and ".join(map(_told, (sums[0], here[0])))
-                message = f"must add parts of the same rows, each once; there are {told}"
+                message = f"must add parts of the same rows, each once; there are elements {told}"
                 return self._refuse(rank, work, call, source, message)
             sums = added
-        target, factor = self._contents(step.dst.rank, step.dst.buffer, call), (step.dst.size, step.srcs[0].size)
+        target, size = self._contents(step.dst.rank, step.dst.buffer, call), SUMMED[step.out]
         for low, high, value in sums:
-            first, last, start = (at * factor[0] // factor[1] for at in (low, high, low + value.shift))
-            kind = PRODUCT if value.kind == PART else value.kind
+            whole = len(value.ranks) == self.plan.world
+            if not whole and (step.out != "float32" or value.kind != added_up):
+                return self._refuse(rank, work, call, step.dst, "must keep a sum that lacks some ranks in float32: it is "
+                                    "rounded once, when it is complete")
+            first, last, start = (at * size for at in (low, high, low + value.shift))
+            kind = CARRIED if not whole else PRODUCT if value.kind == PART else value.kind
+            problem = self._beside(rank, work, step, call, (first, start, last - first))
+            if problem is not None:
+                return problem
             target.write(step.dst.offset + first, step.dst.offset + last,
-                         value._replace(kind=kind, shift=start - first - step.dst.offset))
+                         value._replace(kind=kind, shift=start - first - step.dst.offset, then=step.then))
+        return None
+
+    def _beside(self, rank: int, work: Work, step: Gemm | Sum, call: int, made: tuple[int, int, int]
+                ) -> Counterexample | None:
+        """Extra operands must be of this call; of those with rows, the same as are made: `made` is where they begin in the
+        step and in the whole output, and their size, in bytes of the output."""
+        inside, start, size = made
+        rows = {extra.buffer for extra in self.goal.extras if extra.row_bytes}
+        span = self.goal.output_span(rank, self.plan.buffer(self.goal.output).size)
+        for region in step.extras:
+            if not _filled(self._read(region, call), region, call):
+                return self._unwritten(rank, work, region, call)
+            wanted = start - span[0]
+            if region.buffer in rows and (region.offset + inside != wanted or start + size > sum(span)):
+                message = f"must read the rows of {region.buffer} that it makes of the output, from byte {wanted} on"
+                return self._refuse(rank, work, call, region, message)
         return None
 
     def _gemm(self, rank: int, work: Work, step: Gemm, call: int) -> Counterexample | None:
@@ -218,7 +247,12 @@ class DataFlow(Following):
                 )
             begin = step.out.offset + first // row * out_row
             shift = (low + value.shift) // row * out_row - begin
-            target.write(begin, step.out.offset + last // row * out_row, Value(kind, shift, call, value.ranks))
+            whole_row = self.goal.output_row_bytes
+            inside, start, size = (at // row * whole_row for at in (first, low + value.shift, last - first))
+            problem = self._beside(rank, work, step, call, (inside, start, size))
+            if problem is not None:
+                return problem
+            target.write(begin, step.out.offset + last // row * out_row, Value(kind, shift, call, value.ranks, step.then))
         return None
 
     def _read(self, region: Region, call: int) -> list[Piece]:
@@ -276,6 +310,14 @@ def _at(pieces: list[Piece], at: int) -> Value | None:
     return next((value for low, high, value in pieces if low <= at < high), None)
 
 
+def _in_elements(piece: Piece, offset: int, size: int, added_up: str) -> Piece:
+    """A piece of a source counted in its elements from the first, which is alike for all types; carried sums are told from
+    what they are sums of by their ranks alone."""
+    low, high, value = piece
+    first, kind = (low - offset) // size, added_up if value.kind == CARRIED else value.kind
+    return first, (high - offset) // size, value._replace(kind=kind, shift=(low + value.shift) // size - first)
+
+
 def _told(piece: Piece) -> str:
     return _say(piece[2], piece[0], piece[1])
 
@@ -285,7 +327,10 @@ def _say(value: Value, low: int, high: int) -> str:
         return f"another input of call {value.call}"
     if value.kind == ZERO:
         return f"zeros of call {value.call}"
-    what = {OPERAND: "the operand", PRODUCT: "the product", PART: "the parts of the product"}[value.kind]
+    what = {OPERAND: "the operand", PRODUCT: "the product", PART: "the parts of the product",
+            CARRIED: "the sum on its way"}[value.kind]
     if value.ranks:
         what += f" of ranks {', '.join(map(str, value.ranks))}"
+    if value.then:
+        what += f" after {', '.join(value.then)}"
     return f"bytes {low + value.shift} to {high + value.shift} of {what} of call {value.call}"

@@ -42,10 +42,15 @@ def accesses(step: Step) -> tuple[tuple[Region, bool], ...]:
     if isinstance(step, Clear):
         return ((step.dst, True),)
     if isinstance(step, Sum):
-        return (*((src, False) for src in step.srcs), (step.dst, True))
+        return (*((src, False) for src in (*step.srcs, *step.extras)), (step.dst, True))
     if isinstance(step, Gemm):
-        return ((step.a, False), (step.b, False), (step.out, True))
+        return (*((src, False) for src in (step.a, step.b, *step.extras)), (step.out, True))
     return ()
+
+
+def elements_of(step: Sum) -> tuple[str, ...]:
+    """The type of every source of a sum."""
+    return (step.carried or step.element, *[step.element] * (len(step.srcs) - 1)) if step.srcs else ()
 
 
 def counter_totals(plan: Plan) -> list[list[int]]:
@@ -73,12 +78,17 @@ def describe(step: Step) -> str:
     if isinstance(step, Clear):
         return f"Clear {_region(step.dst)}"
     if isinstance(step, Sum):
-        return f"Sum of {', '.join(map(_region, step.srcs))} to {_region(step.dst)}"
+        return f"Sum of {', '.join(map(_region, step.srcs))} to {_region(step.dst)}{_then(step)}"
     if isinstance(step, Gemm):
-        return f"Gemm {step.m}x{step.n}x{step.k} of {_region(step.a)} to {_region(step.out)}"
+        return f"Gemm {step.m}x{step.n}x{step.k} of {_region(step.a)} to {_region(step.out)}{_then(step)}"
     if isinstance(step, Signal):
         return f"Signal +{step.value} to counter {step.counter} of rank {step.rank}"
     return f"Wait for {step.value} on counter {step.counter}"
+
+
+def _then(step: Gemm | Sum) -> str:
+    reads = f" with {', '.join(map(_region, step.extras))}" if step.extras else ""
+    return (f", then {', '.join(step.then)}" if step.then else "") + reads
 
 
 def _region(region: Region) -> str:
@@ -125,6 +135,13 @@ def _check_goal(plan: Plan) -> Counterexample | None:
             "structure",
             f"the goal's operand must be an input and its output an output; got {goal.operand} and {goal.output}",
         )
+    for extra in goal.extras:
+        if roles.get(extra.buffer) != "input" or extra.row_bytes not in (0, goal.output_row_bytes):
+            return Counterexample(
+                "structure",
+                f"an extra operand is an input that is read whole, or has rows of {goal.output_row_bytes} bytes as the "
+                f"output has; got {extra}",
+            )
     if goal.pieces:
         return _check_pieces(plan)
     starts = goal.starts
@@ -283,13 +300,28 @@ def _check_reduce(plan: Plan, rank: int, step: Reduce) -> Problem | None:
 
 
 def _check_sum(plan: Plan, rank: int, step: Sum) -> Problem | None:
-    size, out = SUMMED.get(step.element, 0), SUMMED.get(step.out, 0)
-    fits = size > 0 and out > 0 and len(step.srcs) > 0 and not (step.dst.offset % out or step.dst.size % out)
-    if not fits or any(src.offset % size or src.size * out != step.dst.size * size for src in step.srcs):
+    out, sizes = SUMMED.get(step.out, 0), [SUMMED.get(element, 0) for element in elements_of(step)]
+    fits = out > 0 and len(sizes) > 0 and min(sizes) > 0 and not (step.dst.offset % out or step.dst.size % out)
+    if not fits or any(src.offset % size or src.size * out != step.dst.size * size
+                       for src, size in zip(step.srcs, sizes, strict=True)):
         return "copy_size", (
             "a sum adds whole elements of float32, bfloat16 or float16, as many from each source as it writes; got "
             f"{describe(step)} of {step.element} to {step.out}"
         )
+    return _check_extras(plan, rank, step, step.dst.size)
+
+
+def _check_extras(plan: Plan, rank: int, step: Gemm | Sum, size: int) -> Problem | None:
+    """Extra operands are of the own rank, and read whole or in as many bytes (`size`) as the step makes of the output."""
+    rows = {extra.buffer: extra.row_bytes for extra in plan.goal.extras}
+    for region in step.extras:
+        whole = (0, plan.buffer(region.buffer).size) if region.buffer in rows else ()
+        fits = region.size == size if rows.get(region.buffer) else (region.offset, region.size) == whole
+        if not fits or region.rank != rank or region.loops:
+            return "extras", (
+                f"a step reads an extra operand of its rank whole, or the {size} bytes of it that are its rows of the "
+                f"output; got {_region(region)}"
+            )
     return None
 
 
@@ -345,4 +377,4 @@ def _check_gemm(plan: Plan, rank: int, step: Gemm) -> Problem | None:
         )
     if step.b.rank != rank:
         return "gemm_shape", f"b must be the operand of rank {rank}; got rank {step.b.rank}"
-    return None
+    return _check_extras(plan, rank, step, m * goal.output_row_bytes)

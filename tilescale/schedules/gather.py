@@ -1,7 +1,8 @@
 """Lowering of a gather and what consumes it: the launches, roles and steps of one rank.
 
 Counters of a rank, with `chunks` chunks a shard and `world` ranks:
-  arrived(source, chunk)  rows of `source` have landed here           (push: signalled by source; pull: by the own getter)
+  arrived(source, chunk)  rows of `source` have landed here           (push: signalled by who sent them; pull: by the own
+                          getter)
   ready(source, chunk)    `source` has staged the chunk for its peers (pull)
   released                peers have read the operand of this rank    (pull from symmetric operands)
 """
@@ -65,19 +66,24 @@ class RankPlan:
     # -- steps ---------------------------------------------------------------------------------------------------------
     def move(self, transfer: Transfer) -> Copy:
         """The put (push) or get (pull) of a transfer."""
-        chunk = self.geo.chunks[transfer.chunk]
+        chunk, source = self.geo.chunks[transfer.chunk], transfer.source
         if self.geo.push:
-            return Copy(self.geo.own(self.rank, chunk), self.geo.gathered(transfer.target, self.rank, chunk))
-        return Copy(self.geo.staged(transfer.source, chunk), self.geo.gathered(self.rank, transfer.source, chunk))
+            held = self.geo.own(source, chunk) if source == self.rank else self.geo.gathered(self.rank, source, chunk)
+            return Copy(held, self.geo.gathered(transfer.target, source, chunk))
+        return Copy(self.geo.staged(source, chunk), self.geo.gathered(self.rank, source, chunk))
 
     def before(self, transfer: Transfer) -> tuple[Step, ...]:
-        """What a pull waits for; pushes need nothing, since the buffer has two versions."""
-        return () if self.geo.push else (Wait(self.ready(transfer.source, transfer.chunk), self.announcers),)
+        """What a pull waits for, or who passes on what it received. Other pushes need nothing, since the buffer has two
+        versions."""
+        if self.geo.push:
+            passed = transfer.source != self.rank
+            return (Wait(self.arrived(transfer.source, transfer.chunk), self.gang),) if passed else ()
+        return (Wait(self.ready(transfer.source, transfer.chunk), self.announcers),)
 
     def after(self, transfer: Transfer, local: bool) -> tuple[Step, ...]:
         """Signals behind a transfer. `local`: someone on this rank waits for it by counter."""
         if self.geo.push:
-            return (Signal(transfer.target, self.arrived(self.rank, transfer.chunk)),)
+            return (Signal(transfer.target, self.arrived(transfer.source, transfer.chunk)),)
         steps: list[Step] = []
         if local and self.geo.gathers:
             steps.append(Signal(self.rank, self.arrived(transfer.source, transfer.chunk)))
@@ -210,15 +216,22 @@ def _gang_steps(plan: RankPlan, gang: int) -> list[Step]:
 
 def _engine_streams(plan: RankPlan) -> None:
     """`depth` streams of host-recorded copies, each copy with the small kernels that wait and signal around it."""
-    geo, depth = plan.geo, plan.shape.depth
     _engine_staging(plan)
-    for i, t in enumerate(plan.outgoing if geo.push else plan.incoming):
-        stream, name = 1 + i % depth, f"copy.{t.source}.{t.target}.{t.chunk}"
+    transfers = plan.outgoing if plan.geo.push else plan.incoming
+    _engine_transfers(plan, transfers, [1 + i % plan.shape.depth for i in range(len(transfers))], local=True)
+
+
+def _engine_transfers(plan: RankPlan, transfers: Sequence[Transfer], streams: Sequence[int], local: bool) -> str:
+    """Transfers one by one, each between what it waits for and its signals; the name of the last launch."""
+    last = ""
+    for t, stream in zip(transfers, streams, strict=True):
+        name = f"copy.{t.source}.{t.target}.{t.chunk}"
         if before := plan.before(t):
             plan.small(f"{name}.wait", stream, before)
-        plan.host_copy(name, stream, plan.move(t))
-        if after := plan.after(t, local=True):
-            plan.small(f"{name}.signal", stream, after)
+        last = plan.host_copy(name, stream, plan.move(t))
+        if after := plan.after(t, local):
+            last = plan.small(f"{name}.signal", stream, after)
+    return last
 
 
 def _engine_staging(plan: RankPlan) -> None:
@@ -311,6 +324,8 @@ def _communicate(plan: RankPlan, chunk: Chunk, stream: int) -> str:
             for t in transfers:
                 steps += [*plan.before(t), plan.move(t), *plan.after(t, local=False)]
         return plan.add(name, stream, [Role(name, "blocks", plan.gang, tuple(steps))])
+    if plan.shape.algorithm.forwards:
+        return _engine_transfers(plan, transfers, [stream] * len(transfers), local=False)
     if before:
         plan.small(f"{name}.wait", stream, before)
     tail = name

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilescale.errors import PlanError
+from tilescale.schedules.extras import NO_EXTRAS, Extras, extras_of
 from tilescale.schedules.plan import Buffer, Copy, Gemm, Goal, Region
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
@@ -25,6 +26,7 @@ class Geometry:
 
     `rows`: rows of a shard; `row_bytes`, `output_row_bytes`: bytes of one. `n`, `k`: columns of the local product and its
     contraction, 0 where nothing is multiplied. `symmetric`: peers may read the operand where the caller holds it.
+    `extras`: what products read besides, and their epilogues.
     """
 
     world: int
@@ -37,6 +39,7 @@ class Geometry:
     push: bool
     symmetric: bool
     chunks: tuple[Chunk, ...]
+    extras: Extras = NO_EXTRAS
 
     @property
     def computes(self) -> bool:
@@ -61,6 +64,7 @@ class Geometry:
         found = [Buffer("a", "input", self.shard_bytes, self.symmetric and not self.push)]
         if self.computes:
             found.append(Buffer("b", "input", self.b_bytes))
+        found += self.extras.buffers
         found.append(Buffer("out", "output", self.world * self.rows * self.output_row_bytes))
         if self.gathers:
             found.append(Buffer("gather", "workspace", self.world * self.shard_bytes, self.push, 2 if self.push else 1))
@@ -91,7 +95,8 @@ class Geometry:
         target = self.output(rank, source, chunk)
         if not self.computes:
             return Copy(operand, target)
-        return Gemm(operand, Region("b", rank, 0, self.b_bytes), target, chunk.rows, self.n, self.k)
+        return Gemm(operand, Region("b", rank, 0, self.b_bytes), target, chunk.rows, self.n, self.k,
+                    self.extras.regions(target), self.extras.then)
 
     def whole(self) -> Chunk:
         """The shard as one chunk."""
@@ -99,7 +104,7 @@ class Geometry:
 
     def goal(self) -> Goal:
         starts = tuple(source * self.shard_bytes for source in range(self.world + 1))
-        return Goal("a", "out", starts, self.row_bytes, self.output_row_bytes, self.computes)
+        return self.extras.goal(Goal("a", "out", starts, self.row_bytes, self.output_row_bytes, self.computes))
 
 
 def cut(rows: int, chunk_rows: int) -> tuple[Chunk, ...]:
@@ -123,8 +128,8 @@ def geometry(spec: Spec, schedule: Schedule) -> Geometry:
     if spec.operation.compute == "gemm":
         k, n = spec.inputs[1].local_shape(0, spec.world)
         b_bytes = k * n * spec.inputs[1].itemsize
-        output_row = n * spec.output.itemsize
+        output_row = spec.output.local_shape(0, spec.world)[1] * spec.output.itemsize
     return Geometry(
         world=spec.world, rows=rows, row_bytes=row_elements * operand.itemsize, output_row_bytes=output_row, n=n, k=k,
         b_bytes=b_bytes, push=schedule.direction == "push", symmetric=spec.placement == "symmetric",
-        chunks=cut(rows, schedule.chunk_rows))
+        chunks=cut(rows, schedule.chunk_rows), extras=extras_of(spec))

@@ -118,11 +118,24 @@ def _block_m(spec: Spec) -> tuple[Value, ...]:
     return (64, 128, 256) if spec.local else (64, 128)
 
 
+def _columns(spec: Spec) -> tuple[Value, ...]:
+    """Of one-byte operands a thread holds sums twice, so that tiles are narrower."""
+    if not spec.local and tile.promotes(spec):
+        return (128, 192)
+    return _tiles((128, 256), TILE_COLUMNS, (64, 128))(spec)
+
+
+def _depths(spec: Spec) -> tuple[Value, ...]:
+    """Rows of 128 bytes, and longer ones where few rows are multiplied."""
+    one = tile.PROMOTED if tile.promotes(spec) else 64
+    return _tiles((one,), (one,), (128, 256, 512))(spec)
+
+
 TILE_COLUMNS: tuple[Value, ...] = (48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)
 KNOBS: tuple[Knob, ...] = (
     Knob("transport", ("peer_copy", "copy_engine", "tma", "multimem"), "peer_copy", _moves),
     Knob("direction", ("push", "pull"), "push", _moves),
-    Knob("algorithm", ("direct", "one_shot", "scatter", "two_shot"), "direct", _moves, _algorithms),
+    Knob("algorithm", ("direct", "one_shot", "scatter", "two_shot", "ring"), "direct", _moves, _algorithms),
     Knob("overlap", ("none", "chunked", "fused"), "none", _moves),
     Knob("compute", ("library", "generated"), "generated", _computes),
     Knob("chunk_rows", (64, 128, 256, 512, 1024), 0, _chunked),
@@ -130,8 +143,8 @@ KNOBS: tuple[Knob, ...] = (
     Knob("chunk_order", ("peer_major", "chunk_major"), "peer_major", lambda s, c: c["overlap"] == "fused"),
     Knob("num_comm_blocks", (2, 4, 8, 16, 32), 0, _blocks_copy),
     Knob("block_m", (8, 16, 32, 64, 128, 256), 0, _generated, _block_m),
-    Knob("block_n", TILE_COLUMNS, 0, _generated, _tiles((128, 256), TILE_COLUMNS, (64, 128))),
-    Knob("block_k", (64, 128, 256, 512), 0, _generated, _tiles((64,), (64,), (128, 256, 512))),
+    Knob("block_n", TILE_COLUMNS, 0, _generated, _columns),
+    Knob("block_k", (64, 128, 256, 512), 0, _generated, _depths),
     Knob("num_stages", (3, 4, 5, 6, 7), 0, _generated, _tiles((3, 4, 6), (3, 4, 5, 6, 7), (3, 4, 5, 6, 7))),
     Knob("raster_group", (4, 8, 16), 0, _generated, _tiles((8,), (4, 8, 16), (4,))),
     Knob("cluster_m", (1, 2), 1, _clusters),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from tilescale.errors import ScheduleError, SpecError, nearest
+from tilescale.schedules import tile
 from tilescale.schedules.algorithms import ALGORITHMS
 from tilescale.schedules.exchanges import exchange_of, exchanges
 from tilescale.schedules.knob import BY_NAME
@@ -45,6 +46,7 @@ def check(spec: object, schedule: object) -> None:
         _check_copying(schedule, _sends(known, schedule))
     if known.operation.compute == "gemm":
         _check_product(schedule)
+        _check_rows(known, schedule)
 
 
 def _check_names(s: Schedule) -> None:
@@ -80,8 +82,15 @@ def _check_algorithm(spec: Spec, s: Schedule) -> None:
     if TRANSPORTS[s.transport].multicast and not spec.local and (exchanges(spec) or s.direction != wanted):
         raise ScheduleError("multimem pushes what all ranks receive, and pulls sums over all ranks",
                             f"{spec.op}, direction={s.direction!r}", f"use direction={wanted!r}, or another transport")
+    if s.algorithm == "ring" and (s.direction != "push" or TRANSPORTS[s.transport].multicast):
+        raise ScheduleError("in a ring every rank sends to the next one", f"{s.transport}, direction={s.direction!r}",
+                            "use direction='push' and another transport than multimem")
     if not sums(spec):
         return
+    if s.algorithm == "ring":
+        _check_ring(spec, s)
+    if TRANSPORTS[s.transport].multicast and spec.then:
+        raise ScheduleError("sums of a switch have no epilogues", f"then={spec.then}", "use another transport")
     if s.direction == "pull" and s.transport != "peer_copy" and not TRANSPORTS[s.transport].multicast:
         raise ScheduleError("a sum that pulls reads its peers directly", f"transport={s.transport!r}",
                             "use transport='peer_copy' or direction='push'")
@@ -92,6 +101,18 @@ def _check_algorithm(spec: Spec, s: Schedule) -> None:
     if s.overlap == "chunked" and spec.operation.compute != "gemm":
         raise ScheduleError("chunks of a sum on streams are products", f"{spec.op}, overlap='chunked'",
                             "use overlap='fused' or 'none'")
+
+
+def _check_ring(spec: Spec, s: Schedule) -> None:
+    if s.transport != "peer_copy":
+        raise ScheduleError("sums on their way are stored at the next rank by the blocks that add",
+                            f"transport={s.transport!r}", "use transport='peer_copy'")
+    if spec.operation.compute == "gemm" and s.overlap != "none":
+        raise ScheduleError("products go round a ring when they are complete", f"overlap={s.overlap!r}",
+                            "use overlap='none'")
+    if spec.then:
+        raise ScheduleError("sums that go round a ring have no epilogues", f"then={', '.join(spec.then)}",
+                            "use another algorithm")
 
 
 def _check_exchange(spec: Spec, s: Schedule) -> None:
@@ -142,3 +163,18 @@ def _check_product(s: Schedule) -> None:
     if s.cluster_m > 1 and s.split_k > 1:
         raise ScheduleError("a cluster shares loads or a contraction", f"cluster_m={s.cluster_m}, split_k={s.split_k}",
                             "set one of them to 1")
+
+
+def _check_rows(spec: Spec, s: Schedule) -> None:
+    """What a stage holds of operands of one byte; those of two bytes fill whole rows with every block_k."""
+    if s.compute != "generated" or not tile.promotes(spec):
+        return
+    if spec.inputs[1].order != "col":
+        raise ScheduleError("wgmma reads one-byte operands along K", f"B is {spec.inputs[1].label}",
+                            'declare B with order="col", as torch.nn.Linear holds its weight')
+    if s.block_k % tile.PROMOTED or (s.block_k > tile.PROMOTED and not tile.small_m(spec)):
+        raise ScheduleError(f"products of one-byte operands move their sums on every {tile.PROMOTED} of K",
+                            f"block_k={s.block_k}", f"set block_k={tile.PROMOTED}")
+    if spec.inputs[0].dtype != spec.inputs[1].dtype:
+        raise ScheduleError("generated products take operands of one type",
+                            f"{spec.inputs[0].dtype} and {spec.inputs[1].dtype}", "convert one of them")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilescale.errors import PlanError
 from tilescale.schedules import tile
+from tilescale.schedules.extras import extras_of
 from tilescale.schedules.plan import Buffer, Gemm, Goal, Launch, Plan, Region, Role
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
@@ -19,17 +20,19 @@ def blocks_of(spec: Spec, schedule: Schedule) -> int:
 def lower_local(spec: Spec, schedule: Schedule) -> Plan:
     """The plan. Raises PlanError where shards are uneven."""
     world, (a, b) = spec.world, spec.inputs
+    beside = extras_of(spec)
     shapes = {(a.local_shape(rank, world), b.local_shape(rank, world)) for rank in range(world)}
     if len(shapes) != 1:
         raise PlanError("shards are equal on every rank", sorted(shapes), "choose sizes that the ranks divide")
     (m, k), (_, n) = shapes.pop()
-    row, out_row = k * a.itemsize, n * spec.output.itemsize
-    buffers = (Buffer("a", "input", m * row), Buffer("b", "input", k * n * b.itemsize),
+    row, out_row = k * a.itemsize, spec.output.local_shape(0, world)[1] * spec.output.itemsize
+    buffers = (Buffer("a", "input", m * row), Buffer("b", "input", k * n * b.itemsize), *beside.buffers,
                Buffer("out", "output", m * out_row))
 
     def launch(rank: int) -> Launch:
-        step = Gemm(Region("a", rank, 0, m * row), Region("b", rank, 0, k * n * b.itemsize),
-                    Region("out", rank, 0, m * out_row), m, n, k)
+        out = Region("out", rank, 0, m * out_row)
+        step = Gemm(Region("a", rank, 0, m * row), Region("b", rank, 0, k * n * b.itemsize), out, m, n, k,
+                    beside.regions(out), spec.then)
         if schedule.compute == "library":
             return Launch("work", 0, (Role("work", "library", 1, (step,)),), (), "library")
         family = "small_m" if tile.small_m(spec) else "gemm"
@@ -42,4 +45,5 @@ def lower_local(spec: Spec, schedule: Schedule) -> Plan:
     gpu = spec.topology.gpu
     return Plan(
         op=spec.op, buffers=buffers, counters=1, ranks=tuple((launch(rank),) for rank in range(world)),
-        goal=Goal("a", "out", starts, row, out_row, True), sm_share=spec.topology.sm_share, smem_limit=gpu.smem_bytes)
+        goal=beside.goal(Goal("a", "out", starts, row, out_row, True)), sm_share=spec.topology.sm_share,
+        smem_limit=gpu.smem_bytes)

@@ -15,8 +15,9 @@ from tilescale.schedules.geometry import geometry
 from tilescale.schedules.local import lower_local
 from tilescale.schedules.plan import Launch, Plan
 from tilescale.schedules.reduce import SumPlan, SumShape, counters, sum_chunked, sum_fused, sum_none
+from tilescale.schedules.ring import RingPlan, ring_sums
 from tilescale.schedules.schedule import Schedule
-from tilescale.schedules.sums import geometry_of, sums
+from tilescale.schedules.sums import RingGeometry, geometry_of, sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec
 
@@ -84,8 +85,11 @@ def _sum_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
         copy_threads=COPY_THREADS, copy_shared=transport.shared_bytes + WINDOW_BYTES)
     ranks = []
     for rank in range(spec.world):
-        plan = SumPlan(geo, shape, rank)
-        _SUM_OVERLAPS[schedule.overlap](plan)
+        if isinstance(geo, RingGeometry):
+            plan: SumPlan = ring_sums(RingPlan(geo, shape, rank))
+        else:
+            plan = SumPlan(geo, shape, rank)
+            _SUM_OVERLAPS[schedule.overlap](plan)
         ranks.append(tuple(plan.launches))
     return Plan(op=spec.op, buffers=geo.buffers(), counters=counters(geo), ranks=tuple(ranks), goal=geo.goal(),
                 sm_share=share, smem_limit=spec.topology.gpu.smem_bytes)

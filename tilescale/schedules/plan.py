@@ -116,7 +116,8 @@ class Wait:
 class Gemm:
     """`out` (m x n) = `a` (m x k) times `b` (k x n); the tiles are shared by the blocks of the role.
 
-    `a` and `out` are whole rows of their buffers; `b` is the whole local operand. `out` may be a peer's.
+    `a` and `out` are whole rows of their buffers; `b` is the whole local operand. `out` may be a peer's. `then`: epilogues
+    applied before rounding, which read `extras`: all of an operand, or the rows of it that `out` has.
     """
 
     a: Region
@@ -125,19 +126,27 @@ class Gemm:
     m: int
     n: int
     k: int
+    extras: tuple[Region, ...] = ()
+    then: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Sum:
     """`dst` = the sum of `srcs` in their order, accumulated in float32 and rounded once; shared like a Copy.
 
-    `element`: type of the sources, `out`: of the destination. All regions hold equally many elements.
+    `element`: type of the sources, `out`: of the destination. All regions hold equally many elements. `carried`: type of
+    the first source where that is a sum on its way from rank to rank, "" where all sources are parts. A sum that lacks the
+    parts of some ranks is float32: it is rounded when it is complete. `then`
+    and `extras`: as of a Gemm.
     """
 
     srcs: tuple[Region, ...]
     dst: Region
     element: str = "float32"
     out: str = "float32"
+    extras: tuple[Region, ...] = ()
+    then: tuple[str, ...] = ()
+    carried: str = ""
 
 
 @dataclass(frozen=True)
@@ -206,6 +215,15 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Extra:
+    """An input beside the operands that steps read: all of `buffer`, or, with `row_bytes`, the rows of it that a step
+    makes of the output, which are of that size."""
+
+    buffer: str
+    row_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class Goal:
     """What the outputs must hold: row i of `output` derives from row i of the gathered `operand`.
 
@@ -215,7 +233,8 @@ class Goal:
     of the whole sum from `starts[r]` on (all of them where it is as large as the whole). So does an output without sums
     that is smaller than the whole: it derives from the operand of its rank. `part_row_bytes`: where products are parts of
     a sum and no output yet, the size of one of their rows; else 0. `scattered`: the output of a rank is its own rows even
-    where those are all there are.
+    where those are all there are. `then`: epilogues that every row of the output has had, in this order, once it was
+    complete. `extras`: the inputs that these, or the operation itself, read, in the order of Spec.extras.
     """
 
     operand: str
@@ -228,6 +247,8 @@ class Goal:
     part_row_bytes: int = 0
     scattered: bool = False
     pieces: tuple[tuple[Region, Region], ...] = ()
+    then: tuple[str, ...] = ()
+    extras: tuple[Extra, ...] = ()
 
     @property
     def product_row_bytes(self) -> int:

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
+from tilescale.caches import bounded
 from tilescale.schedules.plan import Plan
 from tilescale.schedules.story import Stats
 
@@ -90,6 +91,7 @@ class ProofCache:
         self.known[digest, calls] = stats
         if self.directory is not None:
             _write(self._path(self.directory, digest, calls), stats)
+            bounded(self.directory)
 
     def digest_of(self, plan: Plan, calls: int) -> str | None:
         """The protocol digest of a plan that has the very roles of a recent one, already checked for its sizes."""

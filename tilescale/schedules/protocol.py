@@ -53,6 +53,7 @@ def protocol(plan: Plan) -> Form:
         plan.goal.part_row_bytes > 0,
         tuple(units.scale(plan.goal.operand, s) for s in plan.goal.starts),
         *(units.region(region, numbers) for piece in plan.goal.pieces for region in piece),
+        *_extended(plan, numbers),
     )
     phases = tuple((phase.counter, phase.arrivals) for phase in plan.phases)
     return (plan.counters, buffers, goal, phases, tuple(ranks))
@@ -65,6 +66,8 @@ class _Units:
         goal = plan.goal
         self.local = {step.b.buffer for _, step in _steps(plan) if isinstance(step, Gemm)}
         rows = {b.name: goal.row_bytes for b in plan.buffers} | _product_rows(plan)
+        self.local |= {extra.buffer for extra in goal.extras if not extra.row_bytes}  # read whole: check_steps has seen it
+        rows |= {extra.buffer: extra.row_bytes for extra in goal.extras if extra.row_bytes}
         grain = 0
         lengths = [(goal.operand, s) for s in goal.starts]
         lengths += [(b.name, b.size) for b in plan.buffers if b.name not in self.local]
@@ -119,6 +122,14 @@ def _product_rows(plan: Plan) -> dict[str, int]:
             return rows
 
 
+def _extended(plan: Plan, numbers: dict[str, int]) -> Form:
+    """What stands beside the operands; the forms of plans without it stay what they were."""
+    goal = plan.goal
+    if not (goal.then or goal.extras):
+        return ()
+    return (goal.then, tuple((numbers[extra.buffer], extra.row_bytes > 0) for extra in goal.extras))
+
+
 def _steps(plan: Plan) -> Iterator[tuple[Role, Step]]:
     for launches in plan.ranks:
         for launch in launches:
@@ -156,6 +167,11 @@ def _gang(role: Role, free: frozenset[tuple[int, int]]) -> int:
     return role.blocks if fixed else min(role.blocks, 2)
 
 
+def _travels(step: Sum) -> bool:
+    """Whether a sum goes on with another, or begins one."""
+    return step.carried != "" or len(step.srcs) == 1
+
+
 def _step(step: Step, units: _Units, numbers: dict[str, int], free: frozenset[tuple[int, int]], rank: int) -> Form:
     if isinstance(step, Signal):
         return ("signal", step.rank, step.counter, 0 if (step.rank, step.counter) in free else step.value)
@@ -164,6 +180,8 @@ def _step(step: Step, units: _Units, numbers: dict[str, int], free: frozenset[tu
     return (
         type(step).__name__.lower(),
         *((step.dst.size == step.srcs[0].size,) if isinstance(step, Sum) else ()),  # decides how blocks share it
+        *((step.then,) if isinstance(step, Gemm | Sum) and step.then else ()),
+        *((step.carried, step.out) if isinstance(step, Sum) and _travels(step) else ()),
         *(units.region(region, numbers) for region, _ in accesses(step)),
     )
 
@@ -249,8 +267,11 @@ class _View:
         if isinstance(step, Wait):
             return ("wait", self.counter(rank, step.counter), step.value)
         regions = [self.region(region) for region, _ in accesses(step)]
-        if isinstance(step, Sum):  # of which the order of the sources is no part: every rank adds in the same order
+        if isinstance(step, Sum) and not step.carried:
+            # The order of the sources is no part of it: every rank adds in the same order.
             regions = [*sorted(regions[:-1]), regions[-1], (step.dst.size == step.srcs[0].size,)]
+        if isinstance(step, Gemm | Sum) and step.then:
+            regions = [*regions, step.then]
         return (type(step).__name__.lower(), *regions)
 
     def region(self, region: Region) -> Form:

@@ -49,9 +49,9 @@ Memory = dict[tuple[int, str], list[Access]]
 
 def shared_by_bytes(step: Step) -> bool:
     """Whether the blocks of a role share equal regions alike in all such steps: copies, reductions, clearings, and sums
-    whose result has the size of a source."""
+    whose result has the size of a source and that carry nothing on."""
     if isinstance(step, Sum):
-        return step.dst.size == step.srcs[0].size
+        return step.dst.size == step.srcs[0].size and not step.carried
     return not isinstance(step, Gemm)
 
 

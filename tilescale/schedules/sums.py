@@ -12,6 +12,7 @@ from functools import lru_cache
 from itertools import pairwise
 from math import prod
 
+from tilescale.schedules.extras import NO_EXTRAS, Extras, extras_of
 from tilescale.schedules.geometry import Chunk, cut
 from tilescale.schedules.plan import Buffer, Gemm, Goal, MultimemReduce, Region, Sum
 from tilescale.schedules.schedule import Schedule
@@ -21,6 +22,7 @@ from tilescale.spec.tensor import ITEMSIZE, shard_offset
 
 PIECE_BYTES = 16
 PART_DTYPE = "float32"  # of partial products, unless the declaration allows another
+CARRIED_DTYPE = "float32"  # of sums that lack some ranks, always: they are rounded when they are complete
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,8 @@ class Summed:
 
     `rows`: of the whole operand; `row_bytes` of the operand, `part_row_bytes` of a part and `out_row_bytes` of the output.
     `chunk_unit`: rows that one of the knob chunk_rows stands for. `n`, `k`: columns of the product and its local
-    contraction, 0 where nothing is multiplied. `everywhere`: every rank receives the whole sum.
+    contraction, 0 where nothing is multiplied. `everywhere`: every rank receives the whole sum. `extras`: what sums
+    read besides, and their epilogues.
     """
 
     world: int
@@ -45,6 +48,7 @@ class Summed:
     out: str
     everywhere: bool
     symmetric: bool
+    extras: Extras = NO_EXTRAS
 
     @property
     def computes(self) -> bool:
@@ -72,14 +76,15 @@ def summed(spec: Spec) -> Summed:
         k = operand.local_shape(0, world)[1]
         part = str(spec.attribute("partial_dtype", PART_DTYPE))
         return Summed(world, m, k * operand.itemsize, n * ITEMSIZE[part], n * output.itemsize, 1, n, k,
-                      k * n * spec.inputs[1].itemsize, part, output.dtype, everywhere, False)
+                      k * n * spec.inputs[1].itemsize, part, output.dtype, everywhere, False, extras_of(spec))
     row = prod(operand.sizes[1:]) * operand.itemsize
     rows, unit = operand.sizes[0], 1
-    if everywhere:
+    if everywhere and not any(epilogue.whole_rows for epilogue in spec.epilogues):
         piece = PIECE_BYTES if rows * row % PIECE_BYTES == 0 else operand.itemsize
         rows, unit, row = rows * row // piece, max(1, row // piece), piece
     out_row = row // operand.itemsize * output.itemsize
-    return Summed(world, rows, row, row, out_row, unit, 0, 0, 0, operand.dtype, output.dtype, everywhere, symmetric)
+    return Summed(world, rows, row, row, out_row, unit, 0, 0, 0, operand.dtype, output.dtype, everywhere, symmetric,
+                  extras_of(spec))
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,7 @@ class SumGeometry:
         found = [Buffer("a", "input", s.rows * s.row_bytes, s.symmetric and not self.push)]
         if s.computes:
             found.append(Buffer("b", "input", s.b_bytes))
+        found += s.extras.buffers
         found.append(Buffer("out", "output", (s.rows if s.everywhere else shard) * s.out_row_bytes))
         if s.computes and not self.scatter:
             found.append(Buffer("partial", "workspace", s.rows * s.part_row_bytes, not self.push,
@@ -152,8 +158,9 @@ class SumGeometry:
 
     def goal(self) -> Goal:
         s = self.sum
-        return Goal("a", "out", tuple(row * s.row_bytes for row in s.bounds), s.row_bytes, s.out_row_bytes, s.computes,
-                    True, s.part_row_bytes if s.computes else 0, not s.everywhere)
+        return s.extras.goal(Goal(
+            "a", "out", tuple(row * s.row_bytes for row in s.bounds), s.row_bytes, s.out_row_bytes, s.computes, True,
+            s.part_row_bytes if s.computes else 0, not s.everywhere))
 
     # -- regions -------------------------------------------------------------------------------------------------------
     def operand(self, rank: int, chunk: Chunk) -> Region:
@@ -203,14 +210,64 @@ class SumGeometry:
         sources = tuple(
             self.part(owner, owner, chunk) if rank == owner else
             self.inbox(owner, rank, chunk) if self.push else self.readable(rank, chunk) for rank in range(self.world))
-        return Sum(sources, target, self.sum.element, self.sum.out)
+        extras = self.sum.extras
+        return Sum(sources, target, self.sum.element, self.sum.out, extras.regions(self.output(owner, chunk)), extras.then)
+
+
+@dataclass(frozen=True)
+class RingGeometry(SumGeometry):
+    """Regions of a sum that goes round a ring. A sum on its way is float32, so `carried` rows differ in size from those of
+    parts; it lands in the place of its owner."""
+
+    @property
+    def carried_row_bytes(self) -> int:
+        return self.sum.part_row_bytes // ITEMSIZE[self.sum.element] * ITEMSIZE[CARRIED_DTYPE]
+
+    def buffers(self) -> tuple[Buffer, ...]:
+        """All buffers of the plan. The inbox has two versions where a rank may end its call before the next one has read
+        what it was sent: not where it ends with the sums of all owners. These are fetched by nobody: each rank is sent them
+        when all have taken part in the call."""
+        s, shard = self.sum, max(b - a for a, b in pairwise(self.sum.bounds))
+        found = [Buffer("a", "input", s.rows * s.row_bytes)]
+        if s.computes:
+            found += [Buffer("b", "input", s.b_bytes), Buffer("partial", "workspace", s.rows * s.part_row_bytes)]
+        found += [Buffer("out", "output", (s.rows if s.everywhere else shard) * s.out_row_bytes),
+                  Buffer("inbox", "workspace", s.rows * self.carried_row_bytes, True, 1 if s.everywhere else 2)]
+        if s.everywhere:
+            found.append(Buffer("result", "workspace", s.rows * s.out_row_bytes, True))
+        return tuple(found)
+
+    def carried(self, rank: int, chunk: Chunk) -> Region:
+        """Where a sum on its way lands on `rank`."""
+        row = self.carried_row_bytes
+        return Region("inbox", rank, chunk.first * row, chunk.rows * row)
+
+    def passed(self, rank: int, chunk: Chunk) -> Region:
+        """Where a complete sum lands on `rank`."""
+        row = self.sum.out_row_bytes
+        return Region("result", rank, chunk.first * row, chunk.rows * row)
+
+    def begun(self, rank: int, owner: int, chunk: Chunk, to: int) -> Sum:
+        """The part of `rank` alone, sent on to rank `to`."""
+        return Sum((self.part(rank, owner, chunk),), self.carried(to, chunk), self.sum.element, CARRIED_DTYPE)
+
+    def added(self, rank: int, owner: int, chunk: Chunk, to: int) -> Sum:
+        """The sum so far and the part of `rank`, sent on to rank `to`."""
+        sources = (self.carried(rank, chunk), self.part(rank, owner, chunk))
+        return Sum(sources, self.carried(to, chunk), self.sum.element, CARRIED_DTYPE, carried=CARRIED_DTYPE)
+
+    def completed(self, owner: int, chunk: Chunk, target: Region) -> Sum:
+        """The sum so far and the part of its owner, rounded."""
+        sources = (self.carried(owner, chunk), self.part(owner, owner, chunk))
+        return Sum(sources, target, self.sum.element, self.sum.out, carried=CARRIED_DTYPE)
 
 
 @lru_cache(maxsize=256)
 def sum_geometry(spec: Spec, direction: str, algorithm: str, chunk_rows: int, multicast: bool = False) -> SumGeometry:
     found = summed(spec)
-    return SumGeometry(found, direction == "push", algorithm == "one_shot", algorithm == "scatter",
-                       chunk_rows * found.chunk_unit, multicast)
+    made = RingGeometry if algorithm == "ring" else SumGeometry
+    return made(found, direction == "push", algorithm == "one_shot", algorithm == "scatter", chunk_rows * found.chunk_unit,
+                multicast)
 
 
 def geometry_of(spec: Spec, schedule: Schedule) -> SumGeometry:

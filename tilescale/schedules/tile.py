@@ -13,7 +13,8 @@ from tilescale.spec.op import Spec
 from tilescale.spec.tensor import ITEMSIZE
 
 ROWS = 64              # of a product instruction
-ELEMENT_BYTES = 2      # of an operand
+PROMOTED = 128         # elements of a contraction that one-byte operands sum up in the tensor core, before fp32
+ROW_BYTES = 128        # of an operand in shared memory, along K
 BARRIER_BYTES = 8
 MAX_BUFFERS = 4
 WARPGROUP = 128
@@ -61,8 +62,19 @@ def threads(spec: Spec, s: Schedule) -> int:
     return WARPGROUP * (1 + consumers(spec, s))
 
 
+def promotes(spec: Spec) -> bool:
+    """Whether sums move on from the tensor core to fp32 every PROMOTED elements: that of sm_90a keeps about 14 bits of sums
+    of one-byte operands."""
+    return spec.inputs[0].itemsize == 1
+
+
+def sum_registers(spec: Spec, s: Schedule) -> int:
+    """Registers of a thread that hold sums, and those that are moved on to them."""
+    return accumulators(spec, s) * (2 if promotes(spec) else 1)
+
+
 def accumulators(spec: Spec, s: Schedule) -> int:
-    """Registers of a thread that hold sums."""
+    """Results of a tile that a thread holds."""
     if small_m(spec):
         return s.block_m // 2
     return max(1, s.block_m // ROWS // consumers(spec, s)) * s.block_n // 2
@@ -70,30 +82,34 @@ def accumulators(spec: Spec, s: Schedule) -> int:
 
 def stage_bytes(spec: Spec, s: Schedule) -> int:
     """Both operands of one step of the pipeline. A row-major B is loaded in slabs of 64 columns."""
+    row = s.block_k * spec.inputs[0].itemsize
     if small_m(spec):
-        return s.block_n * s.block_k * ELEMENT_BYTES + -(-s.block_m * s.block_k * ELEMENT_BYTES // 1024) * 1024
+        return s.block_n * row + -(-s.block_m * row // 1024) * 1024
     columns = -(-s.block_n // 64) * 64 if spec.inputs[1].order == "row" else s.block_n
-    return (s.block_m + columns) * s.block_k * ELEMENT_BYTES
+    return (s.block_m + columns) * row
 
 
 def _fixed_bytes(spec: Spec, s: Schedule) -> int:
     return s.num_stages * stage_bytes(spec, s) + -(-2 * s.num_stages * BARRIER_BYTES // 16) * 16
 
 
-def partial_bytes(spec: Spec, s: Schedule) -> int:
-    """Sums of a block, where a cluster shares the contraction: they lie where the stages were. Those of few rows always
-    pass through shared memory, and lie behind the stages."""
-    return s.block_m * (s.block_n + (4 if small_m(spec) else 8)) * 4
+def landing_bytes(spec: Spec, s: Schedule) -> int:
+    """Where sums of other blocks of a cluster that shares a contraction land: those of a warp are added up in one block.
+    Of few rows they are read where they are."""
+    if small_m(spec):
+        return 0
+    warps, lanes = 4 * consumers(spec, s), 32
+    return -(-warps // s.split_k) * (s.split_k - 1) * lanes * accumulators(spec, s) * 4
 
 
 def staging(spec: Spec, s: Schedule) -> Staging:
     """One to MAX_BUFFERS buffers of 32, 64 or 128 bytes a row, as fit beside the stages; from registers where rows are not
-    aligned to 16 bytes, or where the blocks of a cluster sum up."""
+    aligned to 16 bytes. Results of few rows always pass through shared memory, behind the stages."""
     if small_m(spec):
-        return Staging(s.block_n, 1, False, partial_bytes(spec, s))
+        return Staging(s.block_n, 1, False, s.block_m * (s.block_n + 4) * 4)
     out = ITEMSIZE[product_dtype(spec)]
     columns = spec.inputs[1].local_shape(0, spec.world)[1]
-    if columns * out % 16 or s.split_k > 1:
+    if columns * out % 16:
         return Staging(s.block_n, 1, False, 0)
     warps = 4 * consumers(spec, s)
     width = next(size // out for size in (128, 64, 32) if s.block_n % (size // out) == 0)

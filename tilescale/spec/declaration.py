@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 
 from tilescale import canon
 from tilescale.errors import SpecError, nearest
+from tilescale.spec.epilogue import EPILOGUES, Epilogue
+from tilescale.spec.operand import INPUTS, Operand, check_names
 from tilescale.spec.operation import OPERATIONS, Operation
 from tilescale.spec.tensor import Dim, Tensor
 from tilescale.spec.topology import Topology
+from tilescale.spec.views import BlockView, PartialView
 
 PLACEMENTS = ("ordinary", "symmetric")
-EPILOGUES = ("bias", "gelu", "residual_rmsnorm", "silu", "swiglu")
+SUMMING = ("reduce_scatter", "all_reduce")  # kinds of moves that add up what ranks have
+WITHOUT_KERNELS = ("residual_rmsnorm", "swiglu")  # epilogues
+STORED = ("bfloat16", "float16", "float32")  # what kernels round the result of an epilogue to
 Attribute = int | str
 
 
@@ -43,7 +49,7 @@ class Spec:
         object.__setattr__(self, "then", tuple(self.then))
         for name in self.then:
             if name not in EPILOGUES:
-                raise SpecError("an epilogue is known", repr(name), nearest(name, EPILOGUES))
+                raise SpecError("an epilogue is known", repr(name), nearest(name, EPILOGUES.names()))
         operation = self.operation
         bounds = {dim.name: dim for dim in self.dims}
         for dim in self.dims:
@@ -56,11 +62,35 @@ class Spec:
                 "use Topology.shared_gpu(ranks=4) or .scale_model(...) to share one GPU, or torch on one rank",
             )
         operation.check(self)
+        for epilogue in self.epilogues:
+            check_epilogue(self, epilogue)
+        check_names(self.extras)
 
     @property
     def operation(self) -> Operation:
         """Its entry in the registry of operations."""
         return OPERATIONS[self.op]
+
+    @cached_property
+    def epilogues(self) -> tuple[Epilogue, ...]:
+        """Those of ``then``, in their order."""
+        return tuple(EPILOGUES[name] for name in self.then)
+
+    @cached_property
+    def extras(self) -> tuple[Operand, ...]:
+        """Operands beside ``inputs``, in the order in which callers pass them: the operation's, then the epilogues'."""
+        own = self.operation.extras(self)
+        return (*own, *(extra for epilogue in self.epilogues for extra in epilogue.extras(self)))
+
+    @cached_property
+    def operands(self) -> tuple[Operand, ...]:
+        """All that a caller passes, by name and in order: ``inputs``, then ``extras``."""
+        return (*(Operand(name, tensor) for name, tensor in zip(INPUTS, self.inputs, strict=False)), *self.extras)
+
+    @property
+    def extended(self) -> bool:
+        """Whether a product is more than that of its inputs: it has epilogues, or reads operands beside them."""
+        return bool(self.then or self.extras)
 
     @property
     def world(self) -> int:
@@ -94,9 +124,7 @@ class Spec:
         operation = self.operation
         if not operation.kernels:
             return operation.remedy
-        if self.then:
-            return f"epilogues ({', '.join(self.then)}) have no kernels: apply them with torch to the output"
-        return operation.limits(self)
+        return operation.limits(self) or epilogue_limits(self)
 
     @property
     def kernels(self) -> bool:
@@ -140,4 +168,31 @@ class Spec:
         shape: tuple[int | Dim, ...] = first.shape
         if self.operation.compute == "gemm":
             shape = (first.shape[0], self.inputs[1].shape[1], first.shape[1])
-        return f"{self.op} {'x'.join(map(str, shape))} {first.dtype} w{self.world}"
+        return f"{'+'.join((self.op, *self.then))} {'x'.join(map(str, shape))} {first.dtype} w{self.world}"
+
+
+def check_epilogue(spec: Spec, epilogue: Epilogue) -> None:
+    """SpecError where an epilogue does not apply to the declaration."""
+    what = f"{epilogue.name} after {spec.op}"
+    sums = any(move.kind in SUMMING for move in spec.operation.moves)
+    if spec.operation.compute != "gemm" and not sums:
+        raise SpecError("an epilogue follows a product or a sum over ranks", what, "apply it with torch to the output")
+    if spec.then.count(epilogue.name) > 1:
+        raise SpecError("an epilogue is named once", list(spec.then), "leave one out")
+    if isinstance(spec.output.view, PartialView) and not epilogue.linear:
+        raise SpecError("an epilogue follows the sum over ranks, unless it only adds a tensor that is a sum as well",
+                        f"{what}, output Partial", "sum first: declare the output Replicate or FullRow")
+    if isinstance(spec.output.view, BlockView):
+        raise SpecError("an epilogue follows a product whose columns are whole, or cut over all ranks",
+                        f"{what}, output Block", "apply it with torch to the output")
+    epilogue.check(spec)
+
+
+def epilogue_limits(spec: Spec) -> str:
+    """Why kernels have no epilogue for a spec, and what to do instead; "" where they can."""
+    lacking = [name for name in spec.then if name in WITHOUT_KERNELS]
+    if lacking:
+        return f"{', '.join(lacking)} has no kernels: apply it with torch to the output"
+    if spec.then and spec.output.dtype not in STORED:
+        return f"epilogues end in {', '.join(STORED)}: declare out_dtype so, or apply them with torch to the output"
+    return ""

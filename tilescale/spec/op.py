@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from tilescale.errors import SpecError
 from tilescale.spec.declaration import Attribute, Spec
 from tilescale.spec.derive import derive
+from tilescale.spec.epilogue import EPILOGUES
 from tilescale.spec.ranks import resolve
 from tilescale.spec.tensor import Dim, Tensor, as_dtype
 from tilescale.spec.views import BlockView, FullRow, PartialView, ReplicateView, Shard, View, as_view
@@ -50,7 +51,7 @@ def matmul(
     a, b = _matrix("A", a), _matrix("B", b)
     _check_factors(a, b)
     dtype = WIDE.get(a.dtype, a.dtype) if out_dtype is None else as_dtype(out_dtype)
-    c = Tensor((a.shape[0], b.shape[1]), dtype, as_view(out))
+    c = Tensor((a.shape[0], _columns(b, then)), dtype, as_view(out))
     attributes: dict[str, Attribute] = {} if algorithm is None else {"algorithm": algorithm}
     if partial_dtype is not None:
         attributes["partial_dtype"] = as_dtype(partial_dtype)
@@ -218,6 +219,13 @@ def _check_factors(a: Tensor, b: Tensor) -> None:
             f"A {'x'.join(map(str, a.shape))}, B {'x'.join(map(str, b.shape))}",
             "give B as (K, N), or use linear(x, w) for w held as (N, K)",
         )
+
+
+def _columns(b: Tensor, then: Sequence[str]) -> int | Dim:
+    """Columns of the output: those of B, or half of them where an epilogue makes one of two."""
+    columns = b.shape[1]
+    halves = any(name in EPILOGUES and EPILOGUES[name].halves for name in then)
+    return columns // 2 if halves and not isinstance(columns, Dim) else columns
 
 
 def _flipped(w: Tensor) -> View:

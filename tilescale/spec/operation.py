@@ -10,6 +10,7 @@ from tilescale.registry import Registry
 
 if TYPE_CHECKING:
     from tilescale.spec.declaration import Spec
+    from tilescale.spec.operand import Operand
     from tilescale.spec.result import Result
 
 
@@ -32,6 +33,10 @@ def _no_limit(spec: Spec) -> str:
     return ""
 
 
+def _no_extras(spec: Spec) -> tuple[Operand, ...]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Operation:
     """One operation.
@@ -41,7 +46,8 @@ class Operation:
     SpecError for rules of this operation alone. ``compute``: "gemm", "copy" (elements only move or are added) or None.
     ``kernels``: whether kernels exist; where not, ``remedy`` says in a sentence what to do instead. ``limits(spec)``:
     a sentence why an operation with kernels has none for this spec, else "". ``holds(spec, rank)``: of an exchange, what
-    ``rank`` receives; from this its schedules, proofs, checks and library path follow.
+    ``rank`` receives; from this its schedules, proofs, checks and library path follow. ``extras(spec)``: operands beside
+    the inputs that the operation itself reads, such as scales; those of epilogues follow them.
     """
 
     name: str
@@ -55,6 +61,7 @@ class Operation:
     check: Callable[[Spec], None] = _fine
     limits: Callable[[Spec], str] = _no_limit
     holds: Callable[[Spec, int], Result] | None = None
+    extras: Callable[[Spec], tuple[Operand, ...]] = _no_extras
 
 
 OPERATIONS: Registry[Operation] = Registry("operation", package="tilescale.spec.ops")

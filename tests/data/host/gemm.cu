@@ -1,4 +1,4 @@
-// One tile: 64 x WIDTH, two stages of 64 along K, one warpgroup loads, one multiplies. fp32 output.
+// One tile: 64 x WIDTH, two stages of DEPTH (128 bytes) along K, one warpgroup loads, one multiplies. fp32 output.
 // BUG 1: the stage is released before the tensor core has read it. 2: no wait for it. 3: results used before the wait.
 // 4: one warp issues another product. 5: stages are never released.
 #include "common.h"
@@ -15,7 +15,7 @@ TS_KERNEL(gemm, 256)(TS_GRID_CONST ts::Arguments args, TS_GRID_CONST Maps maps) 
     ts::mb_fence_init();
   }
   ts::sync();
-  const u32 steps = args.k / 64;
+  const u32 steps = args.k / DEPTH;
   if (ts::thread() < 128) {
     if (ts::thread() != 0) return;
     ts::step_begin(5);
@@ -24,12 +24,12 @@ TS_KERNEL(gemm, 256)(TS_GRID_CONST ts::Arguments args, TS_GRID_CONST Maps maps) 
       unsigned char* stage = smem + s * kStage;
       if (BUG != 2) while (!ts::mb_try_wait(&empty[s], (k / 2 & 1) ^ 1)) {}
       ts::mb_expect(&full[s], kStage);
-      ts::tma_load_3d(stage, &maps.map[0], &full[s], (int)k * 64, 0, 0);
+      ts::tma_load_3d(stage, &maps.map[0], &full[s], (int)k * DEPTH, 0, 0);
       if (TRANSPOSED) {
         for (int slab = 0; slab < WIDTH / 64; ++slab)
-          ts::tma_load_2d(stage + 64 * 128 + slab * 64 * 128, &maps.map[1], &full[s], slab * 64, (int)k * 64);
+          ts::tma_load_2d(stage + 64 * 128 + slab * 64 * 128, &maps.map[1], &full[s], slab * 64, (int)k * DEPTH);
       } else {
-        ts::tma_load_2d(stage + 64 * 128, &maps.map[1], &full[s], (int)k * 64, 0);
+        ts::tma_load_2d(stage + 64 * 128, &maps.map[1], &full[s], (int)k * DEPTH, 0);
       }
     }
     return;
@@ -45,7 +45,7 @@ TS_KERNEL(gemm, 256)(TS_GRID_CONST ts::Arguments args, TS_GRID_CONST Maps maps) 
     for (u32 kk = 0; kk < 4; ++kk) {
       const u32 mine = BUG == 4 && t < 32 ? 3 - kk : kk;
       const ts::Descriptor a = ts::advance(ts::desc_k_major(stage), mine * 32);
-      if (TRANSPOSED) {
+      if constexpr (TRANSPOSED) {
         ts::wgmma<WIDTH, true, ts::ELEMENT>(acc, a, ts::advance(ts::desc_mn_major(stage + 64 * 128, 64 * 128), kk * 2048), 1u);
       } else {
         ts::wgmma<WIDTH, false, ts::ELEMENT>(acc, a, ts::advance(ts::desc_k_major(stage + 64 * 128), kk * 32), 1u);

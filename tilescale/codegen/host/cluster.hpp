@@ -34,7 +34,7 @@ inline u8* in_block(Cta* block, const void* own) {
   return block->smem + (static_cast<const u8*>(own) - machine->me->block->smem);
 }
 
-const void* cluster_at(const void* p, u32 rank) { return in_block(peer_block(rank, "reads"), p); }
+void* cluster_at(const void* p, u32 rank, const char* what) { return in_block(peer_block(rank, what), p); }
 
 inline void multicast_load(void* smem, const TensorMap* map, u64* barrier, u32 dims, int x, int y, int z, u32 mask) {
   if (mask == 0) fail(kCollective, here(), "a multicast load goes to at least one block");

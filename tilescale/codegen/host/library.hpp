@@ -29,7 +29,7 @@ inline std::vector<float> read_matrix(u64 address, u64 count, u32 format, const 
   if (format == kFp32Format) {
     memcpy(values.data(), raw.data(), raw.size());
   } else {
-    for (u64 i = 0; i < count; ++i) decode(reinterpret_cast<const u16*>(raw.data()) + i, &values[i], 1, format, 1);
+    for (u64 i = 0; i < count; ++i) decode(reinterpret_cast<const u16*>(raw.data() + i * format_bytes(format)), &values[i], 1, format, 1);
   }
   return values;
 }

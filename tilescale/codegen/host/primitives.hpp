@@ -39,6 +39,12 @@ struct Fp16 {
 struct Fp32 {
   static constexpr u32 kFormat = 2;
 };
+struct E4m3 {
+  static constexpr u32 kFormat = 3;
+};
+struct E5m2 {
+  static constexpr u32 kFormat = 4;
+};
 
 template <class A, class B>
 struct Same {
@@ -63,7 +69,7 @@ void bulk_wait(u32 groups);
 void bulk_wait_read(u32 groups);
 void wg_wait(u32 groups);
 void wgmma(float* d, u32 n, bool transpose_b, u32 format, Descriptor a, Descriptor b, bool add);
-const void* cluster_at(const void* p, u32 rank);
+void* cluster_at(const void* p, u32 rank, const char* what);
 u16 round_fp16(float value);
 float widen(u16 value, u32 format);
 void bulk_reduce_add(void* global, const void* smem, u32 bytes, u32 format);
@@ -175,7 +181,14 @@ void cluster_sync();
 void cluster_mb_arrive(u64* barrier, u32 rank);
 template <class T>
 inline const T* cluster_at(const T* p, u32 rank) {
-  return static_cast<const T*>(host::cluster_at(p, rank));
+  return static_cast<const T*>(host::cluster_at(p, rank, "reads"));
+}
+template <int kCount>
+inline void keep_sums(float (&)[kCount]) {}
+template <class T>
+inline void cluster_store(T* p, u32 rank, const T& value) {
+  static_assert(sizeof(T) == 16, "16 bytes");
+  *static_cast<T*>(host::cluster_at(p, rank, "writes to")) = value;
 }
 void tma_load_2d_multicast(void* smem, const TensorMap* map, u64* barrier, int x, int y, u16 mask);
 void tma_load_3d_multicast(void* smem, const TensorMap* map, u64* barrier, int x, int y, int z, u16 mask);
@@ -220,12 +233,20 @@ template <int N>
 inline void wg_wait() {
   host::wg_wait(N);
 }
-// d (64 x N, fp32 fragments) = a (64 x 16) b (16 x N), added to d where `add` is not 0.
+// d (64 x N, fp32 fragments) = a (64 x 16) b (16 x N), added to d where `add` is not 0; K is 32 for one-byte elements.
+// These are added as the tensor core of sm_90a does, which keeps about 14 bits (see wgmma.hpp).
 template <int N, bool kTransposeB, class T>
 inline void wgmma(float (&d)[N / 2], Descriptor a, Descriptor b, u32 add) {
   static_assert(N % 8 == 0 && N >= 8 && N <= 256, "wgmma takes N in steps of 8 up to 256");
+  static_assert(!kTransposeB || T::kFormat < Fp32::kFormat, "operands of one byte are K-major");
   host::wgmma(d, N, kTransposeB, T::kFormat, a, b, add != 0);
 }
+
+// Functions.
+float exponential(float x);
+float error_function(float x);
+float inverse_root(float x);
+inline float quotient(float a, float b) { return a / b; }
 
 // Round to nearest even.
 template <class T>

@@ -1,12 +1,22 @@
-// Elements: conversions, and additions to memory.
+// Elements: conversions, functions, and additions to memory.
 #pragma once
+#include <cmath>
+
 #include "memory.hpp"
+
+namespace ts {
+
+float exponential(float x) { return std::exp(x); }
+float error_function(float x) { return std::erf(x); }
+float inverse_root(float x) { return 1.f / std::sqrt(x); }
+
+}  // namespace ts
 
 namespace ts::host {
 
-enum Format : u32 { kBf16Format, kFp16Format, kFp32Format };
+enum Format : u32 { kBf16Format, kFp16Format, kFp32Format, kE4m3Format, kE5m2Format };
 
-inline u32 format_bytes(u32 format) { return format == kFp32Format ? 4 : 2; }
+inline u32 format_bytes(u32 format) { return format == kFp32Format ? 4 : format > kFp32Format ? 1 : 2; }
 
 inline float from_bf16(u16 value) {
   const u32 bits = static_cast<u32>(value) << 16;
@@ -25,6 +35,23 @@ inline float from_fp16(u16 value) {
   const u32 bits = sign | (exponent == 31 ? 0x7F800000u : (exponent + 112) << 23) | mantissa << 13;
   memcpy(&f, &bits, 4);
   return f;
+}
+
+// fp8: e5m2 is the upper half of fp16; e4m3 has no infinity, and all ones are not a number.
+inline float from_e4m3(u8 value) {
+  const u32 magnitude = value & 0x7Fu;
+  float f;
+  if (magnitude < 8) {
+    f = static_cast<float>(magnitude) * 0x1p-9f;
+  } else {
+    const u32 bits = magnitude == 0x7Fu ? 0x7FC00000u : ((magnitude >> 3) + 120) << 23 | (magnitude & 7u) << 20;
+    memcpy(&f, &bits, 4);
+  }
+  return value & 0x80u ? -f : f;
+}
+
+inline float from_byte(u8 value, u32 format) {
+  return format == kE4m3Format ? from_e4m3(value) : from_fp16(static_cast<u16>(value << 8));
 }
 
 inline float element_at(const u8* from, u32 format) {

@@ -14,16 +14,25 @@ namespace ts::host {
 typedef float Lanes __attribute__((vector_size(32), aligned(4), may_alias));
 
 inline void decode(const u16* from, float* to, u32 count, u32 format, u32 stride) {
+  if (format > kFp32Format) {
+    const u8* bytes = reinterpret_cast<const u8*>(from);
+    for (u32 i = 0; i < count; ++i) to[i * stride] = from_byte(bytes[i], format);
+    return;
+  }
   for (u32 i = 0; i < count; ++i) to[i * stride] = format == Bf16::kFormat ? from_bf16(from[i]) : from_fp16(from[i]);
 }
 
+// Elements of K that an instruction takes: 32 bytes.
+inline u32 contracted(u32 format) { return 32 / format_bytes(format); }
+
 inline const u16* unswizzle(u64 address) { return reinterpret_cast<const u16*>(address ^ (((address >> 7) & 7) << 4)); }
 
-// Rows of 128 bytes along K: element (row, k) of a k16 slice. `to[row * row_stride + k * k_stride]`.
+// Rows of 128 bytes along K: element (row, k) of a slice of 32 bytes. `to[row * row_stride + k * k_stride]`.
 inline void decode_k_major(u64 base, u32 rows, u32 format, float* to, u32 row_stride, u32 k_stride) {
   for (u32 r = 0; r < rows; ++r)
     for (u32 half = 0; half < 2; ++half)
-      decode(unswizzle(base + r * 128ull + half * 16), to + r * row_stride + half * 8 * k_stride, 8, format, k_stride);
+      decode(unswizzle(base + r * 128ull + half * 16), to + r * row_stride + half * (contracted(format) / 2) * k_stride,
+             contracted(format) / 2, format, k_stride);
 }
 
 // Slabs of 64 columns, each k a row of 128 bytes. `to[k * 256 + column]`.
@@ -62,6 +71,30 @@ TS_VECTOR void multiply(const float* a, const float* b, float* c, u32 n) {
   }
 }
 
+// The same for one-byte operands, as the tensor core of sm_90a adds (published measurements of the instruction say so): the
+// products of an instruction and the sum so far are aligned to the largest of them, what lies below 13 bits of its fraction
+// is dropped, and the new sum keeps as many.
+TS_VECTOR void multiply_bytes(const float* a, const float* b, float* c, u32 n) {
+  typedef int Ints __attribute__((vector_size(32), may_alias));
+  constexpr int kExponent = 0x7F800000, kFraction = 13 << 23, kKept = ~0x3FF;
+  for (u32 row = 0; row < 64; ++row) {
+    for (u32 column = 0; column < n; column += 8) {
+      Lanes sum = *(Lanes*)(c + row * 256 + column), products[32];
+      Ints largest = (Ints)sum & kExponent;
+      for (u32 k = 0; k < 32; ++k) {
+        products[k] = a[row * 32 + k] * *(const Lanes*)(b + k * 256 + column);
+        const Ints exponent = (Ints)products[k] & kExponent;
+        largest = largest > exponent ? largest : exponent;
+      }
+      largest = largest > (30 << 23) ? largest : Ints{} + (30 << 23);
+      const Lanes up = (Lanes)((254 << 23) - largest + kFraction), down = (Lanes)(largest - kFraction);
+      Ints total = __builtin_convertvector(sum * up, Ints);
+      for (u32 k = 0; k < 32; ++k) total += __builtin_convertvector(products[k] * up, Ints);
+      *(Lanes*)(c + row * 256 + column) = (Lanes)((Ints)(__builtin_convertvector(total, Lanes) * down) & kKept);
+    }
+  }
+}
+
 // Thread t holds rows t / 32 * 16 + t % 32 / 4 (+ 8), columns 8 j + t % 4 * 2 (+ 1) in d[4 j + 2 (row + 8) + (column + 1)].
 template <bool kGather>
 inline void fragments(const Wgmma& item, float* c) {
@@ -80,7 +113,7 @@ inline void fragments(const Wgmma& item, float* c) {
 }
 
 inline void run_group(WgmmaGroup& group) {
-  alignas(32) static float a[64 * 16], b[16 * 256], c[64 * 256];
+  alignas(32) static float a[64 * 32], b[32 * 256], c[64 * 256];
   for (size_t i = 0; i < group.items.size(); ++i) {
     const Wgmma& item = group.items[i];
     auto same = [&](const Wgmma& other) { return other.n == item.n && !memcmp(other.d, item.d, sizeof item.d); };
@@ -89,13 +122,18 @@ inline void run_group(WgmmaGroup& group) {
     } else if (i == 0 || !same(group.items[i - 1])) {
       fragments<true>(item, c);
     }
-    decode_k_major(item.a, 64, item.format, a, 16, 1);
+    const u32 depth = contracted(item.format);
+    decode_k_major(item.a, 64, item.format, a, depth, 1);
     if (item.transpose_b) {
       decode_mn_major(item.b, item.slab_bytes, item.n, item.format, b);
     } else {
       decode_k_major(item.b, item.n, item.format, b, 1, 256);
     }
-    multiply(a, b, c, item.n);
+    if (depth == 32) {
+      multiply_bytes(a, b, c, item.n);
+    } else {
+      multiply(a, b, c, item.n);
+    }
     if (i + 1 == group.items.size() || !same(group.items[i + 1])) fragments<false>(item, c);
   }
 }

@@ -6,7 +6,7 @@ from tilescale.codegen.rules import RULES, Rule
 from tilescale.codegen.rules._walk import EXIT, Event, Facts
 
 UNSEEN, REACHED = "barriers that the cluster has not seen", "others may still reach this block"
-REACHES = {"cluster_mb_arrive", "cluster_at", "tma_load_2d_multicast", "tma_load_3d_multicast"}
+REACHES = {"cluster_at", "cluster_mb_arrive", "cluster_store", "tma_load_2d_multicast", "tma_load_3d_multicast"}
 
 
 def judge(facts: Facts, event: Event) -> tuple[Facts, str]:
@@ -15,7 +15,7 @@ def judge(facts: Facts, event: Event) -> tuple[Facts, str]:
     if event.name == "cluster_sync":
         return frozenset(), ""
     if event.name in REACHES and UNSEEN in facts and event.name != "cluster_at":
-        return facts | {REACHED}, "another block's barrier is used before the cluster has met behind its initialisation"
+        return facts | {REACHED}, "another block is reached before the cluster has met behind its setting up"
     if event.name in REACHES:
         return facts | {REACHED}, ""
     if event.name == EXIT and REACHED in facts:

@@ -17,22 +17,28 @@ enum StepKind : u32 {
   kMultiStore = 10, kMultiSum = 11
 };
 
+// What a sum takes and becomes: all parts at once; or, where it goes from rank to rank, a part that begins it, the sum so far
+// and a part, or these for its owner.
+enum SumForm : u32 { kSumParts = 0, kSumBegun = 1, kSumAdded = 2, kSumCompleted = 3 };
+
 // One row of a step table (64 bytes).
 struct Step {
   u32 kind;
   u32 id;          // number of the step in the plan of this rank
   u32 source;      // copy, source: pointer slot read; signal: rank signalled; gemm: first tensor map of A
   u32 target;      // copy, sum: pointer slot written; gemm: pointer slot of the output; reserve, pace: number of the lane
-  u32 counter;     // signal, wait: the counter. copy, source, reserve: rank that sends. gemm: shard of the output in its map
-  u32 value;       // signal: added by each block; wait: growth wanted in this call. copy, source, reserve: rank that
-                   // receives. gemm: versions of A (1 or 2). loop: its count
+  u32 counter;     // signal, wait: the counter. copy, source, reserve, sum on its way: rank that sends. gemm: shard of the
+                   // output in its map
+  u32 value;       // signal: added by each block; wait: growth wanted in this call. copy, source, reserve, sum on its way:
+                   // rank that receives. gemm: versions of A (1 or 2). loop: its count
   u32 per_call;    // wait: growth of the counter in one call. gemm: first row in the shard of the output
   u32 rows;        // gemm: rows of the segment; sum: rows behind it, its sources; copy: rows behind it, its loops
-  u64 source_offset;  // copy, source: bytes into the slot; gemm: first row of A inside its shard; loop: pitch of the source
+  u64 source_offset;  // copy, source: bytes into the slot; gemm: first row of A inside its shard; loop: pitch of the source;
+                      // sum: its first element in tensors of the shape of the output
   u64 target_offset;  // copy, sum: bytes into the slot; gemm: bytes into the output; loop: pitch of the target
-  u64 size;        // copy, sum, reserve: bytes (of a source); gemm: index of the shard in A's tensor map; loop: of a row
+  u64 size;        // copy, sum, reserve: bytes (of a part); gemm: index of the shard in A's tensor map; loop: of a row
   u32 first_tile;  // gemm: number of tiles in the segments before this one
-  u32 peer;        // gemm: rank that holds the output
+  u32 peer;        // gemm: rank that holds the output; sum: SumForm
 };
 
 // What one block of a launch does.
@@ -78,9 +84,12 @@ struct Arguments {
   u64 time_limit_ns;        // of one wait
   u32 rank;
   u32 last;                 // 1: the last launch of a call, it advances the epoch
-  u32 n, k;                 // gemm: columns of B and of the output; contraction
+  u32 n, k;                 // gemm: columns of B; contraction. sum with an epilogue: columns of the output
   u64 link_fs_per_byte;     // scale model: femtoseconds that a byte takes a link
-  Step only;                // the step of a launch that has one, for all of its blocks alike
+  union {                   // what a block would have to look up first, and wait for:
+    Step only;              // the step of a launch that has one, for all of its blocks alike
+    Block roles[2];         // of other launches, the rows of their gangs, where these are at most two; else zeros
+  };
 };
 
 }  // namespace ts

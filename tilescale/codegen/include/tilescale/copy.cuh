@@ -140,6 +140,8 @@ template <class C> struct StepWindow {
   static constexpr u32 kSources = C::sum_sources;
 };
 
+constexpr u32 kCounts = 32;  // the thread that counts the call on: not of the warp that waits and signals
+
 // Walks the steps of a copy gang. All threads of the block. Waits that follow each other are waited for side by side.
 template <class C> TS_DEV void copy_role(const Call& call, const Block& me, u8* smem) {
   TilePipe pipe{smem, (u64*)(smem + C::copy_stages * C::copy_tile_bytes), 0};
@@ -150,6 +152,11 @@ template <class C> TS_DEV void copy_role(const Call& call, const Block& me, u8* 
       mb_fence_init();
     }
     sync();
+  }
+  if constexpr (C::window_rows > 0) {
+    if constexpr (!C::copy_tma) sync();
+    // Every thread of the block knows the epoch: it may be counted on, beside the work.
+    if (thread() == kCounts) finish(call, call.args->last);
   }
   bool signalled = false;
   for (u32 i = 0; i < me.num_steps; ++i) {
@@ -175,7 +182,11 @@ template <class C> TS_DEV void copy_role(const Call& call, const Block& me, u8* 
       if constexpr (Multicast<C>::value) fence_alias();
       i += waits - 1;
     } else if (step.kind == kSum) {
-      if constexpr (C::has_sum) sum_step<C>(call, step, row + 1, me);
+      if constexpr (Carries<C>::value) {
+        carry_step<C>(call, step, row + 1, me);
+      } else if constexpr (C::has_sum) {
+        sum_step<C>(call, step, row + 1, me);
+      }
       i += step.rows;
     } else if (step.kind == kMultiStore) {
       if constexpr (Multicast<C>::value) multi_store<C>(call, step, me);
@@ -189,8 +200,10 @@ template <class C> TS_DEV void copy_role(const Call& call, const Block& me, u8* 
     signalled = step.kind == kSignal;
     step_end();
   }
-  sync();
-  if (thread() == 0) finish(call, call.args->last);
+  if constexpr (C::window_rows == 0) {
+    warp_sync();  // kernels of one warp
+    if (thread() == 0) finish(call, call.args->last);
+  }
 }
 
 }  // namespace ts

@@ -11,8 +11,8 @@ template <class C> struct GemmLayout {
   static constexpr int subtiles = C::block_m / 64 / consumers;  // of 64 rows, each consumer's
   static constexpr u32 cluster = C::cluster_m * C::split_k;
   static constexpr u32 b_columns = C::b_row_major ? (C::block_n + 63) / 64 * 64 : C::block_n;
-  static constexpr u32 a_bytes = C::block_m * C::block_k * 2;
-  static constexpr u32 b_bytes = b_columns * C::block_k * 2;
+  static constexpr u32 a_bytes = C::block_m * C::block_k * Operands<C>::bytes;
+  static constexpr u32 b_bytes = b_columns * C::block_k * Operands<C>::bytes;
   static constexpr u32 stage_bytes = a_bytes + b_bytes;
   static constexpr u32 staging_offset = C::num_stages * stage_bytes;
   static constexpr u32 barrier_offset = staging_offset + (C::store_staged ? consumers * 4 * Staging<C>::warp_bytes : 0u);
@@ -79,8 +79,8 @@ template <class C> TS_DEV void load_b(const Maps& maps, u8* b, u64* full, u32 k,
     } else {
       constexpr u32 kShare = C::block_n / C::cluster_m;
 #pragma unroll
-      for (int s = 0; s < C::block_k / 64; ++s)
-        tma_load_2d_multicast(b + (s * C::block_n + part * kShare) * 128, &maps.b, full, (int)(k + s * 64),
+      for (int s = 0; s < C::block_k / Operands<C>::wide; ++s)
+        tma_load_2d_multicast(b + (s * C::block_n + part * kShare) * 128, &maps.b, full, (int)(k + s * Operands<C>::wide),
                               (int)(column + part * kShare), kAll);
     }
   } else if constexpr (C::b_row_major) {
@@ -89,8 +89,8 @@ template <class C> TS_DEV void load_b(const Maps& maps, u8* b, u64* full, u32 k,
       tma_load_2d(b + s * C::block_k * 128, &maps.b, full, (int)(column + s * 64), (int)k);
   } else {
 #pragma unroll
-    for (int s = 0; s < C::block_k / 64; ++s)
-      tma_load_2d(b + s * C::block_n * 128, &maps.b, full, (int)(k + s * 64), (int)column);
+    for (int s = 0; s < C::block_k / Operands<C>::wide; ++s)
+      tma_load_2d(b + s * C::block_n * 128, &maps.b, full, (int)(k + s * Operands<C>::wide), (int)column);
   }
 }
 
@@ -98,8 +98,8 @@ template <class C>
 TS_DEV void load_stage(const Maps& maps, const TensorMap* map_a, u8* stage, u64* full, u32 k, u32 row, u32 shard, u32 column) {
   mb_expect(full, GemmLayout<C>::stage_bytes);
 #pragma unroll
-  for (int s = 0; s < C::block_k / 64; ++s)
-    tma_load_3d(stage + s * C::block_m * 128, map_a, full, (int)(k + s * 64), (int)row, (int)shard);
+  for (int s = 0; s < C::block_k / Operands<C>::wide; ++s)
+    tma_load_3d(stage + s * C::block_m * 128, map_a, full, (int)(k + s * Operands<C>::wide), (int)row, (int)shard);
   load_b<C>(maps, stage + GemmLayout<C>::a_bytes, full, k, column);
 }
 
@@ -137,7 +137,7 @@ TS_DEV void multiply_stage(float (&acc)[GemmLayout<C>::subtiles][C::block_n / 2]
   const u8* a = stage + warpgroup * kSubtiles * 64 * 128;
   const u8* b = stage + GemmLayout<C>::a_bytes;
 #pragma unroll
-  for (int kk = 0; kk < C::block_k / 16; ++kk) {
+  for (int kk = 0; kk < Operands<C>::slices; ++kk) {
 #pragma unroll
     for (int s = 0; s < kSubtiles; ++s) {
       const Descriptor da = advance(desc_k_major(a + kk / 4 * (C::block_m * 128) + s * 64 * 128), kk % 4 * 32);
@@ -150,6 +150,12 @@ TS_DEV void multiply_stage(float (&acc)[GemmLayout<C>::subtiles][C::block_n / 2]
       }
     }
   }
+}
+
+// Moves sums on from the tensor core; the first ones of a tile replace what is there.
+template <int kCount> TS_DEV void promote(float (&sums)[kCount], const float (&part)[kCount], bool add) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sums[i] = add ? sums[i] + part[i] : part[i];
 }
 
 // Gives a stage back to every block that loads into it: one arrival a warp and block. No product reads it any more.
@@ -198,17 +204,24 @@ TS_DEV void multiply_tile(const Call& call, const Step& step, float (&acc)[GemmL
   }
 }
 
-// All blocks of the cluster have this tile, each a part of its contraction, and no other.
+// The same where sums are moved on from the tensor core to fp32: each stage is waited for, and added.
 template <class C>
-TS_DEV void sum_tile(float (&acc)[GemmLayout<C>::subtiles][C::block_n / 2], u8* smem, const OutRows& out, TilePosition tile) {
-  constexpr u32 kConsumers = GemmLayout<C>::consumers;
+TS_DEV void multiply_tile_promoted(const Call& call, const Step& step, float (&acc)[GemmLayout<C>::subtiles][C::block_n / 2],
+                                   Ring<C::num_stages>& ring, const u8* smem, u64* full, u64* empty, KRange range) {
+  static_assert(C::block_k == Operands<C>::promote, "a stage is what is moved on at once");
   const u32 warpgroup = thread() / 128 - 1;
-  named_barrier(kConsumersMeet, kConsumers * 128);  // nobody reads the stages any more
+  float part[GemmLayout<C>::subtiles][C::block_n / 2];
+  for (u32 k = range.from; k < range.to; ++k) {
+    barrier_wait(call, step, &full[ring.stage], ring.parity);
+    wg_fence();
+    multiply_stage<C>(part, smem + ring.stage * GemmLayout<C>::stage_bytes, warpgroup, 0u);
+    wg_commit();
+    wg_wait<0>();
+    release<C>(&empty[ring.stage]);
 #pragma unroll
-  for (int s = 0; s < GemmLayout<C>::subtiles; ++s)
-    put_partial<C>(acc[s], (float*)smem, (warpgroup * GemmLayout<C>::subtiles + s) * 64);
-  cluster_sync();
-  reduce_partials<C>((const float*)smem, out, tile.m * C::block_m, tile.n * C::block_n, thread() - 128, kConsumers * 128);
+    for (int s = 0; s < GemmLayout<C>::subtiles; ++s) promote(acc[s], part[s], k > range.from);
+    ring.next();
+  }
 }
 
 // The scale model, for products that are stored at a peer: the stores of a tile take the links behind those of the tile
@@ -258,17 +271,25 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps,
     } else {
       const u32 version = C::store_versions > 1 ? call.calls & 1u : 0u;  // each is a shard of the map
       const OutRows out{call.at(step.target, step.target_offset), step.rows, call.args->n, step.per_call, step.counter + version};
+      const Results results{&call, step.target_offset / BytesOf<typename C::Out>::value, call.args->n};
       for_tiles<C>(call, step, me, [&](TilePosition tile) {
         float acc[kSubtiles][C::block_n / 2];
-        multiply_tile<C>(call, step, acc, ring, smem, full, empty, range);
+        if constexpr (Operands<C>::promotes) {
+          multiply_tile_promoted<C>(call, step, acc, ring, smem, full, empty, range);
+        } else {
+          multiply_tile<C>(call, step, acc, ring, smem, full, empty, range);
+        }
         if constexpr (C::link_clock) link.next(call, step, tile, warpgroup);
         if constexpr (C::splits) {
-          sum_tile<C>(acc, smem, out, tile);
-        } else {
+          warp_sync();
+          cluster_sync();  // no block reads its stages any more: this was its only tile
+          if (!sum_over_cluster<C>(acc, smem, thread() / 32 - 4)) return;
+        }
 #pragma unroll
-          for (int s = 0; s < kSubtiles; ++s)
-            store_rows<C>(acc[s], staging, &maps.out, out, tile.m * C::block_m + (warpgroup * kSubtiles + s) * 64,
-                          tile.n * C::block_n);
+        for (int s = 0; s < kSubtiles; ++s) {
+          const u32 row = tile.m * C::block_m + (warpgroup * kSubtiles + s) * 64;
+          if constexpr (EpilogueOf<C>::any) finish_tile<C>(results, row, step.rows, tile.n * C::block_n, acc[s]);
+          store_rows<C>(acc[s], staging, &maps.out, out, row, tile.n * C::block_n);
         }
       });
     }
@@ -294,7 +315,7 @@ template <class C> TS_DEV void gemm_role(const Call& call, const Maps& maps, con
     mb_fence_init();
   }
   sync();
-  if constexpr (C::clusters) cluster_sync();
+  if constexpr (C::cluster_m > 1) cluster_sync();
   if (thread() < 128) {
     if constexpr (kConsumers == 2) reg_dec<40>();
     if (thread() == 0) {
@@ -303,13 +324,14 @@ template <class C> TS_DEV void gemm_role(const Call& call, const Maps& maps, con
     }
     if constexpr (C::splits) {
       warp_sync();
-      cluster_sync();  // partial sums are complete
+      cluster_sync();
+      cluster_sync();  // as the consumers
     }
   } else {
     if constexpr (kConsumers == 2) reg_inc<232>();
     gemm_consumer<C>(call, maps, me, smem, full, empty);
   }
-  if constexpr (C::clusters) {  // others of the cluster may still arrive at these barriers, or read these sums
+  if constexpr (C::cluster_m > 1) {  // others of the cluster may still arrive at these barriers
     sync();
     cluster_sync();
   }

@@ -1,6 +1,5 @@
 // How tiles of a product leave the block: from registers through shared memory, by tensor stores or, where no map covers the
-// target, by wide ones; straight from registers where rows are not aligned. And the sum over the blocks of a cluster that
-// share a contraction.
+// target, by wide ones; straight from registers where rows are not aligned.
 #pragma once
 
 namespace ts {
@@ -23,6 +22,14 @@ template <class Out> TS_DEV void store_pair(u8* out, u64 row, u32 column, u32 n,
 }
 
 struct alignas(16) Sums { float x, y, z, w; };
+
+template <class C> TS_DEV void finish_four(const Results& results, u32 row, u32 column, Sums& sum) {
+  if constexpr (EpilogueOf<C>::any) {
+    float values[4] = {sum.x, sum.y, sum.z, sum.w};
+    finish_results<C, 4>(results, row, column, values);
+    sum = Sums{values[0], values[1], values[2], values[3]};
+  }
+}
 
 // Four neighbouring outputs of a row.
 template <class Out> TS_DEV void store_four(u8* out, u64 row, u32 column, u32 n, Sums v) {
@@ -135,51 +142,6 @@ TS_DEV void store_rows(const float (&acc)[C::block_n / 2], Staging<C>& staging, 
       store_chunk<C>(acc, staging, map, out, row + thread() % 128 / 32 * 16, column, first);
   } else {
     store_registers<C>(acc, out.base, row, out.rows, column, out.n);
-  }
-}
-
-// ---- a contraction shared by the blocks of a cluster -----------------------------------------------------------------
-// Partial sums in shared memory, fp32: rows of block_n + 8 values.
-template <class C> struct Partial { static constexpr u32 pitch = C::block_n + 8; };
-
-template <class C> TS_DEV void put_partial(const float (&acc)[C::block_n / 2], float* partial, u32 row) {
-  const u32 t = thread() % 128, first = row + t / 32 * 16 + t % 32 / 4;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float* to = partial + (first + half * 8) * Partial<C>::pitch + t % 4 * 2;
-#pragma unroll
-    for (int j = 0; j < C::block_n / 8; ++j) {
-      *(u64*)(to + 8 * j) = pair_bits(acc[4 * j + 2 * half], acc[4 * j + 2 * half + 1]);
-    }
-  }
-}
-
-// Four neighbouring sums over all blocks of the cluster, in their order.
-template <int kParts> TS_DEV Sums sum_parts(const float* own) {
-  Sums parts[kParts];
-#pragma unroll
-  for (u32 part = 0; part < kParts; ++part) parts[part] = *cluster_at((const Sums*)own, part);
-  Sums sum = parts[0];
-#pragma unroll
-  for (u32 part = 1; part < kParts; ++part) {
-    sum.x += parts[part].x;
-    sum.y += parts[part].y;
-    sum.z += parts[part].z;
-    sum.w += parts[part].w;
-  }
-  return sum;
-}
-
-// Sums this block's share of the tile over all blocks of the cluster, in their order, and stores it. `thread_index` of
-// `threads` work together.
-template <class C>
-TS_DEV void reduce_partials(const float* partial, const OutRows& out, u32 row, u32 column, u32 thread_index, u32 threads) {
-  constexpr u32 kFours = C::block_n / 4;
-#pragma unroll 8
-  for (u32 i = cluster_rank() * threads + thread_index; i < C::block_m * kFours; i += C::split_k * threads) {
-    const u32 r = i / kFours, c = i % kFours * 4;
-    const Sums sum = sum_parts<C::split_k>(partial + r * Partial<C>::pitch + c);
-    if (row + r < out.rows) store_four<typename C::Out>(out.base, row + r, column + c, out.n, sum);
   }
 }
 

@@ -14,10 +14,13 @@
 #include "comm.cuh"
 #include "share.cuh"
 #include "strided.cuh"
+#include "epilogue.cuh"
 #include "sum.cuh"
 #include "multimem.cuh"
+#include "carry.cuh"
 #include "copy.cuh"
 #include "gemm_store.cuh"
+#include "gemm_split.cuh"
 #include "gemm.cuh"
 #include "small_m.cuh"
 
@@ -39,11 +42,22 @@ template <class C> TS_DEV void walk(const Call& call, const Block& me, const Map
   }
 }
 
+// The row of this block: from the arguments where they hold the gangs of the launch, one after the other, or else from a
+// table in global memory, which costs a round trip to it.
+TS_DEV Block block_of(const Arguments& args) {
+  const u32 first = args.roles[0].gang;
+  if (first == 0u) return args.blocks[block()];
+  const bool second = block() >= first;
+  Block me = second ? args.roles[1] : args.roles[0];
+  me.index = second ? block() - first : block();
+  return me;
+}
+
 template <class C> TS_DEV void execute(const Arguments& args, const Maps& maps, u8* smem) {
   if constexpr (C::solo) {  // one step, no counters, buffers of one version: nothing to look up
     walk<C>(Call{&args, 0u}, Block{kGemmRole, 0u, 1u, block(), num_blocks()}, maps, smem);
   } else {
-    walk<C>(Call{&args, load_relaxed(&args.state->calls)}, args.blocks[block()], maps, smem);
+    walk<C>(Call{&args, load_relaxed(&args.state->calls)}, block_of(args), maps, smem);
   }
 }
 

@@ -82,11 +82,21 @@ template <int N, bool kTransposeB, class T> struct Wgmma;
                "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGISTERS "}, %" A ", %" B \
                ", add, 1, 1, 0, %" TRANSPOSE ";\n}" \
                : OUTPUTS : "l"(a), "l"(b), "r"(add), "n"(kTransposeB) : "memory")
+// One byte an element: 32 of K an instruction, and both operands K-major.
+#define TS_WGMMA_BYTES(N, TYPE, REGISTERS, OUTPUTS, A, B, ADD) \
+  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" ADD ", 0;\n" \
+               "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32." TYPE "." TYPE " {" REGISTERS "}, %" A ", %" B \
+               ", add, 1, 1;\n}" \
+               : OUTPUTS : "l"(a), "l"(b), "r"(add) : "memory")
 #define TS_WGMMA(N, COUNT, A, B, ADD, TRANSPOSE) \
   template <bool kTransposeB, class T> struct Wgmma<N, kTransposeB, T> { \
     static TS_DEV void run(float (&d)[COUNT], Descriptor a, Descriptor b, u32 add) { \
       if constexpr (Same<T, Bf16>::value) { \
         TS_WGMMA_OF(N, "bf16", TS_REGISTERS_##COUNT, TS_OUTPUTS_##COUNT, A, B, ADD, TRANSPOSE); \
+      } else if constexpr (Same<T, E4m3>::value) { \
+        TS_WGMMA_BYTES(N, "e4m3", TS_REGISTERS_##COUNT, TS_OUTPUTS_##COUNT, A, B, ADD); \
+      } else if constexpr (Same<T, E5m2>::value) { \
+        TS_WGMMA_BYTES(N, "e5m2", TS_REGISTERS_##COUNT, TS_OUTPUTS_##COUNT, A, B, ADD); \
       } else { \
         TS_WGMMA_OF(N, "f16", TS_REGISTERS_##COUNT, TS_OUTPUTS_##COUNT, A, B, ADD, TRANSPOSE); \
       } \
@@ -110,8 +120,10 @@ TS_WGMMA(224, 112, "112", "113", "114", "115")
 TS_WGMMA(240, 120, "120", "121", "122", "123")
 TS_WGMMA(256, 128, "128", "129", "130", "131")
 
-// d = A (64 x 16, K-major) times B (16 x N; K-major, or MN-major with kTransposeB), added to d where `add` is not 0.
+// d = A (64 x 16, K-major) times B (16 x N; K-major, or MN-major with kTransposeB), added to d where `add` is not 0. Of
+// one-byte elements K is 32 instead of 16, and B is K-major.
 template <int N, bool kTransposeB, class T> TS_DEV void wgmma(float (&d)[N / 2], Descriptor a, Descriptor b, u32 add) {
+  static_assert(!kTransposeB || Same<T, Bf16>::value || Same<T, Fp16>::value, "operands of one byte are K-major");
   Wgmma<N, kTransposeB, T>::run(d, a, b, add);
 }
 

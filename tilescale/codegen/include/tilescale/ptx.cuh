@@ -14,6 +14,8 @@ struct alignas(64) TensorMap { u64 opaque[16]; };
 struct alignas(16) U128 { u32 x, y, z, w; };
 struct Bf16 {};
 struct Fp16 {};
+struct E4m3 {};
+struct E5m2 {};
 struct Fp32 {};
 
 // ---- threads and barriers ------------------------------------------------------------------------------------------
@@ -187,6 +189,20 @@ template <class T> TS_DEV const T* cluster_at(const T* p, u32 rank) {
   asm("mapa.u64 %0, %1, %2;" : "=l"(found) : "l"(p), "r"(rank));
   return (const T*)found;
 }
+// Products that were waited for are complete in these registers, and what follows is not moved ahead of it.
+template <int kCount> TS_DEV void keep_sums(float (&sums)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
+// Stores 16 bytes where `p` stands, in the shared memory of block `rank` of the cluster; seen behind a barrier of it.
+template <class T> TS_DEV void cluster_store(T* p, u32 rank, const T& value) {
+  static_assert(sizeof(T) == 16, "16 bytes");
+  const u32* words = (const u32*)&value;
+  asm volatile(
+      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+      "st.shared::cluster.v4.b32 [remote], {%2, %3, %4, %5};\n}"
+      ::"r"(shared_address(p)), "r"(rank), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
+}
 // Arrives at the barrier that stands where `b` stands, in the shared memory of block `rank` of the cluster.
 TS_DEV void cluster_mb_arrive(u64* b, u32 rank) {
   asm volatile(
@@ -240,6 +256,13 @@ template <class T> TS_DEV void multimem_red_add(void* p, U128 v) { Multimem<T>::
 TS_DEV void multimem_signal_add(u32* p, u32 v) {
   asm volatile("multimem.red.relaxed.sys.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
+
+// ---- functions -----------------------------------------------------------------------------------------------------
+// Errors of the exponential grow with its argument, whose product with log2(e) is rounded: (2 + |x|) 2^-23, relative.
+TS_DEV float exponential(float x) { return __expf(x); }
+TS_DEV float error_function(float x) { return erff(x); }
+TS_DEV float inverse_root(float x) { return rsqrtf(x); }
+TS_DEV float quotient(float a, float b) { return __fdividef(a, b); }  // 0 where b is infinite
 
 // ---- conversions ---------------------------------------------------------------------------------------------------
 template <class T> TS_DEV u32 pack2(float low, float high);

@@ -6,6 +6,18 @@ namespace ts {
 // Bytes of an element.
 template <class T> struct BytesOf { static constexpr int value = 2; };
 template <> struct BytesOf<Fp32> { static constexpr int value = 4; };
+template <> struct BytesOf<E4m3> { static constexpr int value = 1; };
+template <> struct BytesOf<E5m2> { static constexpr int value = 1; };
+
+// Operands in shared memory: rows of 128 bytes along K, of which an instruction takes 32. Sums of one-byte operands keep
+// about 14 bits in the tensor core of sm_90a, so they are moved on to fp32 every `promote` elements of the contraction.
+template <class C> struct Operands {
+  static constexpr int bytes = BytesOf<typename C::Element>::value;
+  static constexpr int wide = 128 / bytes;                  // elements of a row
+  static constexpr int slices = C::block_k * bytes / 32;    // instructions of a stage
+  static constexpr bool promotes = bytes == 1;
+  static constexpr int promote = 128;
+};
 
 template <int kBytes> struct UnitOf;
 template <> struct UnitOf<1> { typedef u8 type; };

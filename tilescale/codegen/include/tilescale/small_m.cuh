@@ -7,8 +7,8 @@ namespace ts {
 
 template <class C> struct SmallLayout {
   static constexpr int consumers = C::block_n / 64;
-  static constexpr u32 b_bytes = C::block_n * C::block_k * 2;
-  static constexpr u32 a_bytes = C::block_m * C::block_k * 2;
+  static constexpr u32 b_bytes = C::block_n * C::block_k * Operands<C>::bytes;
+  static constexpr u32 a_bytes = C::block_m * C::block_k * Operands<C>::bytes;
   static constexpr u32 stage_bytes = b_bytes + (a_bytes + 1023) / 1024 * 1024;
   static constexpr u32 barrier_offset = C::num_stages * stage_bytes;
   static constexpr u32 partial_offset = barrier_offset + (2 * C::num_stages * 8 + 15) / 16 * 16;
@@ -37,12 +37,12 @@ template <class C> TS_DEV void small_producer(const Call& call, const Maps& maps
         barrier_wait(call, step, &empty[ring.stage], ring.parity ^ 1u);
         mb_expect(arrived, kStageBytes);
 #pragma unroll
-        for (int s = 0; s < C::block_k / 64; ++s)
-          tma_load_2d(stage + s * C::block_n * 128, &maps.b, arrived, (int)(k * C::block_k + s * 64), (int)column);
+        for (int s = 0; s < C::block_k / Operands<C>::wide; ++s)
+          tma_load_2d(stage + s * C::block_n * 128, &maps.b, arrived, (int)(k * C::block_k + s * Operands<C>::wide), (int)column);
 #pragma unroll
-        for (int s = 0; s < C::block_k / 64; ++s)
+        for (int s = 0; s < C::block_k / Operands<C>::wide; ++s)
           tma_load_3d(stage + SmallLayout<C>::b_bytes + s * C::block_m * 128, &maps.a[0], arrived,
-                      (int)(k * C::block_k + s * 64), (int)step.source_offset, (int)step.size);
+                      (int)(k * C::block_k + s * Operands<C>::wide), (int)step.source_offset, (int)step.size);
         ring.next();
       }
     });
@@ -50,13 +50,36 @@ template <class C> TS_DEV void small_producer(const Call& call, const Maps& maps
   }
 }
 
-template <class C> TS_DEV void small_multiply(float (&acc)[C::block_m / 2], const u8* stage, u32 warpgroup, u32 add) {
+// Instructions [from, from + kCount) of a stage.
+template <class C, int kCount>
+TS_DEV void small_multiply(float (&acc)[C::block_m / 2], const u8* stage, u32 warpgroup, int from, u32 add) {
   const u8* a = stage + SmallLayout<C>::b_bytes;
 #pragma unroll
-  for (int kk = 0; kk < C::block_k / 16; ++kk) {
+  for (int kk = from; kk < from + kCount; ++kk) {
     const Descriptor db = advance(desc_k_major(stage + kk / 4 * (C::block_n * 128) + warpgroup * 64 * 128), kk % 4 * 32);
     const Descriptor da = advance(desc_k_major(a + kk / 4 * (C::block_m * 128)), kk % 4 * 32);
-    wgmma<C::block_m, false, typename C::Element>(acc, db, da, kk == 0 ? add : 1u);
+    wgmma<C::block_m, false, typename C::Element>(acc, db, da, kk == from ? add : 1u);
+  }
+}
+
+// The products of a stage, waited for.
+template <class C> TS_DEV void small_stage(float (&acc)[C::block_m / 2], const u8* stage, u32 warpgroup, bool add) {
+  if constexpr (Operands<C>::promotes) {
+    constexpr int kAtOnce = Operands<C>::promote / 32;
+#pragma unroll
+    for (int from = 0; from < Operands<C>::slices; from += kAtOnce) {
+      float part[C::block_m / 2];
+      wg_fence();
+      small_multiply<C, kAtOnce>(part, stage, warpgroup, from, 0u);
+      wg_commit();
+      wg_wait<0>();
+      promote(acc, part, add || from > 0);
+    }
+  } else {
+    wg_fence();
+    small_multiply<C, Operands<C>::slices>(acc, stage, warpgroup, 0, add);
+    wg_commit();
+    wg_wait<0>();
   }
 }
 
@@ -70,16 +93,34 @@ template <class C> TS_DEV void small_put(const float (&acc)[C::block_m / 2], flo
   }
 }
 
+// Four neighbouring sums over all blocks of the cluster, in their order.
+template <int kParts> TS_DEV Sums sum_parts(const float* own) {
+  Sums parts[kParts];
+#pragma unroll
+  for (u32 part = 0; part < kParts; ++part) parts[part] = *cluster_at((const Sums*)own, part);
+  Sums sum = parts[0];
+#pragma unroll
+  for (u32 part = 1; part < kParts; ++part) {
+    sum.x += parts[part].x;
+    sum.y += parts[part].y;
+    sum.z += parts[part].z;
+    sum.w += parts[part].w;
+  }
+  return sum;
+}
+
 // This block's share of the tile: summed over the parts, and stored.
 template <class C> TS_DEV void small_store(const Call& call, const Step& step, const float* sums, u32 column) {
   constexpr u32 kFours = C::block_n / 4, kThreads = SmallLayout<C>::consumers * 128;
   u8* out = call.at(step.target, step.target_offset);
+  const Results results{&call, step.target_offset / BytesOf<typename C::Out>::value, call.args->n};
   const u32 part = C::splits ? cluster_rank() : 0u;
   for (u32 i = part * kThreads + thread() - 128; i < step.rows * kFours; i += C::split_k * kThreads) {
     const u32 row = i / kFours, c = i % kFours * 4;
     const float* own = sums + row * SmallLayout<C>::pitch + c;
     Sums sum = *(const Sums*)own;
     if constexpr (C::splits) sum = sum_parts<C::split_k>(own);
+    finish_four<C>(results, row, column + c, sum);
     store_four<typename C::Out>(out, row, column + c, call.args->n, sum);
   }
 }
@@ -98,10 +139,7 @@ template <class C> TS_DEV void small_consumer(const Call& call, const Block& me,
       float acc[C::block_m / 2];
       for (u32 k = range.from; k < range.to; ++k) {
         barrier_wait(call, step, &full[ring.stage], ring.parity);
-        wg_fence();
-        small_multiply<C>(acc, smem + ring.stage * SmallLayout<C>::stage_bytes, warpgroup, k > range.from);
-        wg_commit();
-        wg_wait<0>();
+        small_stage<C>(acc, smem + ring.stage * SmallLayout<C>::stage_bytes, warpgroup, k > range.from);
         release<C>(&empty[ring.stage]);
         ring.next();
       }

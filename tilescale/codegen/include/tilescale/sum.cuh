@@ -49,7 +49,8 @@ template <class C> struct SumShape {
 
 // `count` units from `first`, `stride` apart: all sources of each.
 template <class C, int kUnits>
-TS_DEV void sum_units(const Call& call, const Step* sources, u8* to, u64 first, u64 stride) {
+TS_DEV void sum_units(const Results& results, const Step* sources, u8* to, u64 first, u64 stride) {
+  const Call& call = *results.call;
   typedef SumUnit<C> Unit;
   typedef typename Unit::Held Held;
   constexpr int kBatch = SumShape<C>::kBatch;
@@ -76,6 +77,10 @@ TS_DEV void sum_units(const Call& call, const Step* sources, u8* to, u64 first, 
       }
     }
   }
+  if constexpr (EpilogueOf<C>::any) {
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) finish_elements<C>(results, (first + u * stride) * Unit::kElements, sums[u]);
+  }
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) Unit::write(to + (first + u * stride) * Unit::kOutBytes, sums[u]);
 }
@@ -83,6 +88,7 @@ TS_DEV void sum_units(const Call& call, const Step* sources, u8* to, u64 first, 
 // `sources`: the rows behind `step`, one a source. All threads of the block.
 template <class C> TS_DEV void sum_step(const Call& call, const Step& step, const Step* sources, const Block& me) {
   u8* to = call.at(step.target, step.target_offset);
+  const Results results{&call, step.source_offset, call.args->n};
   const Share share = share_of(step.size / C::sum_unit, me.index, me.gang);
   constexpr u32 kThreads = CopyThreads<C>::value;
   constexpr int kUnroll = SumShape<C>::kUnroll;
@@ -94,8 +100,8 @@ template <class C> TS_DEV void sum_step(const Call& call, const Step& step, cons
   if (thread() < kThreads) {
     u64 i = share.begin + thread();
     for (; i + (kUnroll - 1) * (u64)kThreads < share.end; i += kUnroll * (u64)kThreads)
-      sum_units<C, kUnroll>(call, sources, to, i, kThreads);
-    for (; i < share.end; i += kThreads) sum_units<C, 1>(call, sources, to, i, kThreads);
+      sum_units<C, kUnroll>(results, sources, to, i, kThreads);
+    for (; i < share.end; i += kThreads) sum_units<C, 1>(results, sources, to, i, kThreads);
   }
   if constexpr (C::link_clock) sync();
 }

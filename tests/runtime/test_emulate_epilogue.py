@@ -1,0 +1,93 @@
+"""Epilogues in the emulator: emitted texts, on every family of kernels that has results, and wrong ones are found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tilescale.codegen.host.build import INCLUDE
+from tilescale.runtime.emulate import emulate
+from tilescale.schedules.lower import lower
+from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.verify import verify
+from tilescale.spec.op import Spec, matmul, redistribute
+from tilescale.spec.tensor import Tensor
+from tilescale.spec.topology import Topology
+from tilescale.spec.views import FullCol, FullRow, Partial, Replicate
+
+TILE = {"block_m": 64, "block_n": 128, "block_k": 64, "num_stages": 3, "raster_group": 8}
+FUSED = Schedule(overlap="fused", compute="generated", chunk_rows=64, depth=1, num_comm_blocks=2, **TILE)
+LIBRARY = Schedule(overlap="none", compute="library", num_comm_blocks=2)
+LOCAL = Schedule(compute="generated", **{**TILE, "raster_group": 4})
+COPY = Schedule(overlap="none", compute="generated", num_comm_blocks=2)
+VIEWS = {"gemm": (FullRow, Replicate, FullRow), "ag_gemm": (FullRow, FullCol, FullCol),
+         "gemm_rs": (FullCol, FullRow, FullRow), "gemm_ar": (FullCol, FullRow, Replicate)}
+
+
+def product(op: str, *then: str, ranks: int = 2, rows: int = 80, columns: int = 72, **other: str) -> Spec:
+    """Rows and columns of a rank; the contraction is short."""
+    a, b, out = VIEWS[op]
+    m, n = rows * ranks, columns * ranks
+    return matmul(Tensor((m, 64 * ranks), "bfloat16", a), Tensor((64 * ranks, n), "bfloat16", b, "col"), out,
+                  Topology.named("8xH200-NVSwitch", ranks=ranks), then=then, **other)
+
+
+def summed(to: object, *then: str, ranks: int = 2, shape: tuple[int, int] = (37, 20)) -> Spec:
+    return redistribute(Tensor(shape, "bfloat16", Partial), to, Topology.named("8xH200-NVSwitch", ranks=ranks), then=then)
+
+
+CASES: dict[str, tuple[Spec, Schedule]] = {
+    "product": (product("gemm", "bias", "silu"), LOCAL),
+    "product with odd columns": (product("gemm", "bias", "gelu", columns=68), LOCAL),
+    "product with a shared contraction": (product("gemm", "bias", "gelu"), replace(LOCAL, split_k=2)),
+    "product of few rows": (product("gemm", "gelu", "bias", rows=13),
+                            replace(LOCAL, block_m=16, block_n=64, block_k=128)),
+    "product accumulated in float32": (product("gemm", "accumulate", out_dtype="float32"), LOCAL),
+    "ag_gemm": (product("ag_gemm", "bias", "silu"), FUSED),
+    "ag_gemm accumulated": (product("ag_gemm", "accumulate", ranks=3), replace(FUSED, direction="pull")),
+    "gemm_rs": (product("gemm_rs", "bias", "silu"), FUSED),
+    "gemm_rs accumulated": (product("gemm_rs", "accumulate", ranks=3), replace(FUSED, algorithm="scatter",
+                                                                               num_comm_blocks=0)),
+    "gemm_rs behind the library": (product("gemm_rs", "bias", "gelu"), LIBRARY),
+    "gemm_ar one_shot": (product("gemm_ar", "bias", "accumulate"), replace(FUSED, algorithm="one_shot")),
+    "gemm_ar two_shot": (product("gemm_ar", "accumulate", "bias", ranks=3), replace(FUSED, algorithm="two_shot")),
+    "all_reduce one_shot": (summed(Replicate, "bias", "silu"), replace(COPY, algorithm="one_shot")),
+    "all_reduce two_shot": (summed(Replicate, "accumulate", "bias", ranks=3), replace(COPY, algorithm="two_shot")),
+    "reduce_scatter": (summed(FullRow, "bias", "accumulate", ranks=3), COPY),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_right_and_reads_are_declared(name: str) -> None:
+    spec, schedule = CASES[name]
+    proof = verify(lower(spec, schedule))
+    assert proof.ok, proof.counterexample
+    for seed in range(2):
+        found = emulate(spec, schedule, seed=seed)
+        assert found.ok, found.report
+
+
+EDITS = {
+    "a bias of the wrong column": ("at.column, at.live, added", "at.column + 1u, at.live, added"),
+    "an addend of the first row": ("at.element, at.live, added", "at.column, at.live, added"),
+    "no exponential": ("1.f + exponential(-x)", "1.f"),
+    "a coarse error function": ("0.70710678f", "0.70703125f"),
+    "columns of the sum": ("(u32)(first % results.columns)", "(u32)(element % results.columns)"),
+}
+FOUND_BY = {"a bias of the wrong column": "product", "an addend of the first row": "product accumulated in float32",
+            "no exponential": "product", "a coarse error function": "product of few rows",
+            "columns of the sum": "all_reduce two_shot"}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_wrong_epilogues_are_found(name: str, tmp_path: Path) -> None:
+    old, new = EDITS[name]
+    text = (INCLUDE / "tilescale" / "epilogue.cuh").read_text()
+    assert text.count(old) >= 1
+    folder = tmp_path / "tilescale"
+    folder.mkdir()
+    for file in (INCLUDE / "tilescale").iterdir():
+        (folder / file.name).write_text(text.replace(old, new) if file.name == "epilogue.cuh" else file.read_text())
+    assert not emulate(*CASES[FOUND_BY[name]], seed=1, include_dirs=[tmp_path]).ok

@@ -1,0 +1,1 @@
+"""One epilogue a file, found by sorted discovery."""
