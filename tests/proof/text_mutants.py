@@ -147,6 +147,7 @@ _STAGED = ("parts", "parts pulled", "product", "fp32 large")
 _FEW = ("few rows", "few rows of odd columns")
 _BYTES = ("product of bytes", "few rows of bytes")
 _SUMS = ("sum", "sum of floats", "sum of odd sizes", "sum of three", "sum handed out", "scatter")
+_SWITCH = ("switch stores", "switch sums", "switch sums floats")
 _CLUSTERS = ("product in clusters", "product in clusters, col")
 RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "copy.cuh": {
@@ -165,7 +166,7 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "store_pair": ("odd columns", "odd columns of floats", *_FEW), "store_registers": ("odd columns",),
         "copy_chunk": ("scatter", "scatter large"), "store_chunk": (*_STAGED, "scatter"),
         "store_rows": (*_STAGED, "odd columns"), "": _STAGED},
-    "multimem.cuh": {"": ("switch sums", "switch sums floats", "switch stores")},
+    "multimem.cuh": {"": _SWITCH},
     "share.cuh": {"": ("copy", "tma", "sum", *_BYTES)},
     "small_m.cuh": {"small_stage": (*_BYTES, "few rows"), "": _FEW},
     "carry.cuh": {"": ("carried", "carried odd")},
@@ -180,6 +181,8 @@ _BY_TMA = ("tma", "mb_", "pipe", "fence_async", "tile + done")  # what the lines
 def _runs(header: str, function: str, place: str) -> tuple[str, ...]:
     if header == "copy.cuh" and (function == "load_next" or any(word in place for word in _BY_TMA)):
         function = "copy_by_tma"
+    if place.startswith("multi_"):
+        return _SWITCH
     if header == "kernels.cuh" and "small" in place:
         return _FEW
     known = RUNS_OF.get(header, {})

@@ -13,7 +13,7 @@ from tilescale.schedules.agents import CALLER, Model, Work
 from tilescale.schedules.boxes import Box, Grids, grid_of, meet, span, walk_of
 from tilescale.schedules.footprint import accesses
 from tilescale.schedules.order import needs
-from tilescale.schedules.plan import Buffer, Gemm, Reduce, Step, Sum
+from tilescale.schedules.plan import Buffer, Gemm, MultimemReduce, MultimemStore, Reduce, Step, Sum
 
 Ints = npt.NDArray[np.int64]
 CHUNK = 1 << 22  # entries of one overlap matrix
@@ -49,7 +49,10 @@ Memory = dict[tuple[int, str], list[Access]]
 
 def shared_by_bytes(step: Step) -> bool:
     """Whether the blocks of a role share equal regions alike in all such steps: copies, reductions, clearings, and sums
-    whose result has the size of a source and that carry nothing on."""
+    whose result has the size of a source and that carry nothing on. What goes through a multicast address counts units of
+    its own."""
+    if isinstance(step, MultimemStore | MultimemReduce):
+        return False
     if isinstance(step, Sum):
         return step.dst.size == step.srcs[0].size and not step.carried
     return not isinstance(step, Gemm)
