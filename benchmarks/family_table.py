@@ -79,6 +79,18 @@ def _shift(topology: Topology, large: bool) -> Spec:
     return ts.shift(_tensor(ts.FullRow, (rows * topology.world, columns)), 1, topology)
 
 
+def _routed(combines: bool) -> Make:
+    def make(topology: Topology, large: bool) -> Spec:
+        world, (tokens, columns, experts, top_k) = topology.world, (1024, 1024, 32, 8) if large else (16, 24, 4, 2)
+        if not combines:
+            tensor = _tensor(ts.FullRow, (tokens * world, columns))
+            return ts.moe_dispatch(tensor, experts * world, top_k, topology)
+        rows = _tensor(ts.FullRow, (world * tokens * world * top_k, columns))
+        return ts.moe_combine(rows, tokens * world, experts * world, top_k, topology, inputs="symmetric")
+
+    return make
+
+
 # The workloads of each operation, in the two sizes of the sample.
 WORKLOADS: dict[str, tuple[Make, ...]] = {
     "ag_gemm": (_product(ts.FullRow, ts.FullCol, ts.FullCol),),
@@ -90,6 +102,8 @@ WORKLOADS: dict[str, tuple[Make, ...]] = {
     "gemm": (_product(ts.Replicate, ts.FullCol, ts.FullCol),),
     "gemm_ar": (_product(ts.FullCol, ts.FullRow, ts.Replicate),),
     "gemm_rs": (_product(ts.FullCol, ts.FullRow, ts.FullRow),),
+    "moe_combine": (_routed(True),),
+    "moe_dispatch": (_routed(False),),
     "reduce_scatter": (_moved(ts.Partial, ts.FullRow),),
     "shift": (_shift,),
 }

@@ -46,6 +46,7 @@ def kind(schedule: Schedule) -> tuple[str, ...]:
         "clusters": schedule.cluster_m > 1,
         "split contraction": schedule.split_k > 1,
         "few rows": 0 < schedule.block_m < 64,
+        f"by {schedule.copy_scope}": schedule.copy_scope != "block",
     }
     words = (schedule.algorithm, schedule.transport, schedule.direction, schedule.overlap)
     return (*words, *(name for name, holds in some.items() if holds))
@@ -62,13 +63,16 @@ def sample(spec: Spec) -> dict[tuple[str, ...], Schedule]:
 
 def workloads(recipes: Path, topology: Topology) -> Iterator[Spec]:
     """The smallest shipped workload of every operation that has kernels, with operands of both placements; products of
-    few and of many rows count as two, and so do tensors of two and of four dimensions."""
+    few and of many rows count as two, and so do tensors of two and of four dimensions, elements of one byte and of more,
+    and other operands beside the inputs."""
     smallest: dict[tuple[str, ...], Spec] = {}
     for path in shipped(recipes):
         for target in targets_for(path, topology.ranks):
             spec = dataclasses.replace(target.spec, topology=topology)
             sizes = spec.inputs[0].sizes
-            key = (spec.op, *spec.then, str(len(sizes)), str(sizes[0] < 64 and spec.local))
+            bytewise = spec.inputs[0].itemsize == 1
+            key = (spec.op, *spec.then, str(len(sizes)), str(sizes[0] < 64 and spec.local), str(bytewise),
+                   *(extra.name for extra in spec.extras))
             if spec.kernels and (key not in smallest or _work(spec) < _work(smallest[key])):
                 smallest[key] = spec
     for spec in smallest.values():

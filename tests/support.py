@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilescale.spec.op import Spec, matmul, redistribute, shift
+from tilescale.spec.op import Spec, matmul, moe_combine, moe_dispatch, redistribute, shift
 from tilescale.spec.tensor import Tensor
 from tilescale.spec.topology import Topology
 from tilescale.spec.views import FullCol, FullRow, Partial, Replicate, Shard
@@ -51,11 +51,11 @@ def local_gemm(shape: tuple[int, int, int], *, order: str = "col", dtype: str = 
 
 
 def exchange(name: str, ranks: int = 4, *, inputs: str = "ordinary", dtype: str = "bfloat16", heads: int = 0,
-             scale: int = 1, turned_back: bool = False, on: Topology | None = None) -> Spec:
+             scale: int = 1, turned_back: bool = False, on: Topology | None = None, less: int = 0) -> Spec:
     """An operation that only moves parts of tensors, small: "shift" and "shift back", "broadcast" from the last rank,
     "columns" of a matrix instead of rows (`turned_back`: the other way), "heads" of attention instead of a sequence,
     "sequence" instead of heads with the turn of both, "elements" with a turn of the last dimension, and "square", a turn
-    of two dimensions of one size."""
+    of two dimensions of one size. `less`: how much the rows, heads and sequence lack of a multiple of the ranks."""
     topology_, rows = on or topology(ranks), 128 * ranks * scale
     heads = heads or 7 * ranks  # no divisor of the threads that copy: their places carry from loop to loop
     if name in ("shift", "shift back"):
@@ -65,12 +65,24 @@ def exchange(name: str, ranks: int = 4, *, inputs: str = "ordinary", dtype: str 
         return redistribute(Tensor((200, 96), dtype, Replicate), Replicate, topology_, root=ranks - 1, inputs=inputs)
     if name == "columns":
         views = (FullCol, FullRow) if turned_back else (FullRow, FullCol)
-        return redistribute(Tensor((rows, 24 * ranks), dtype, views[0]), views[1], topology_, inputs=inputs)
+        return redistribute(Tensor((rows - less, 24 * ranks - less), dtype, views[0]), views[1], topology_, inputs=inputs)
     if name == "square":
-        return redistribute(Tensor((64 * ranks, 64 * ranks, 16), dtype, FullRow), FullRow, topology_, transpose=(1, 0, 2),
+        size = 64 * ranks - less
+        return redistribute(Tensor((size, size, 16), dtype, FullRow), FullRow, topology_, transpose=(1, 0, 2),
                             inputs=inputs)
-    x = (2, heads, 80 * ranks * scale, 16)
+    x = (2, heads - less, 80 * ranks * scale - less, 16)
     if name == "heads":
         return redistribute(Tensor(x, dtype, Shard(2)), Shard(1), topology_, inputs=inputs)
     turn = {"sequence": (0, 2, 1, 3), "elements": (0, 2, 3, 1)}[name]
     return redistribute(Tensor(x, dtype, Shard(1)), Shard(1), topology_, transpose=turn, inputs=inputs)
+
+
+def routed(op: str, ranks: int = 4, *, tokens: int = 0, hidden: int = 136, experts: int = 0, top_k: int = 2,
+           dtype: str = "bfloat16", inputs: str = "ordinary", routing: str = "uniform", on: Topology | None = None) -> Spec:
+    """"dispatch" or "combine" of expert parallelism, small: by default two experts and eight tokens a rank."""
+    tokens, experts, topology_ = tokens or 8 * ranks, experts or 2 * ranks, on or topology(ranks)
+    if op == "dispatch":
+        return moe_dispatch(Tensor((tokens, hidden), dtype, FullRow), experts, top_k, topology_, routing=routing,
+                            inputs=inputs)
+    return moe_combine(Tensor((ranks * tokens * top_k, hidden), dtype, FullRow), tokens, experts, top_k, topology_,
+                       routing=routing, inputs=inputs)

@@ -480,5 +480,5 @@ def test_version_and_module() -> None:
 def test_nothing_is_recorded_where_nothing_is_feasible(here: Path) -> None:
     done = run("space", "--op", "ag_gemm", "--shape", "64x64x64", "--ranks", "3", "--record", "--spaces", "there")
     assert done.exit_code == 1
-    assert "break even_shards" in done.stderr
+    assert "break even_columns" in done.stderr
     assert not list(here.glob("there/*"))

@@ -21,6 +21,7 @@ MOVES = {
     "broadcast": (ts.Replicate, ts.Replicate),
     "reduce_scatter": (ts.Partial, ts.FullRow),
 }
+ROUTED = ("moe_combine", "moe_dispatch")
 Make = Callable[[Topology], Spec]
 
 
@@ -39,6 +40,18 @@ def moved(op: str, rows: int, columns: int) -> Make:
     view, to = MOVES[op]
     root = 0 if op == "broadcast" else None
     return lambda topology: ts.redistribute(ts.Tensor((rows, columns), DTYPE, view), to, topology, root=root)
+
+
+def routed(op: str, tokens: int, columns: int, experts: int, top_k: int) -> Make:
+    """Tokens to their experts, or what these made of them back."""
+
+    def make(topology: Topology) -> Spec:
+        if op == "moe_dispatch":
+            return ts.moe_dispatch(ts.Tensor((tokens, columns), DTYPE, ts.FullRow), experts, top_k, topology)
+        rows = ts.Tensor((topology.world * tokens * top_k, columns), DTYPE, ts.FullRow)
+        return ts.moe_combine(rows, tokens, experts, top_k, topology)
+
+    return make
 
 
 # By name: the operation is what stands before the first point. The first ones matter most: time may run out. Of those
@@ -72,6 +85,8 @@ def checked(topology: Topology) -> tuple[dict[str, Spec], dict[str, str]]:
             _add(found, without, op, product(op, ROWS * world, 256 * world, 512 * world), topology)
         elif op in (*MOVES, "shift"):
             _add(found, without, op, moved(op, ROWS * world, COLUMNS), topology)
+        elif op in ROUTED:
+            _add(found, without, op, routed(op, ROWS * world, COLUMNS, 4 * world, 2), topology)
         else:
             without[op] = "has kernels, but no small shape stands in several/workloads.py"
     return found, without

@@ -48,8 +48,11 @@ def test_one_command_does_every_part_and_leaves_its_results(tmp_path: Path) -> N
     assert set(checked["ops"]) | set(checked["without_kernels"]) == set(OPERATIONS.names())
     assert set(checked["ops"]) >= KERNELS, "an operation with kernels is not checked on real links"
     assert all(op["right"] == op["seen"] > 0 for op in checked["ops"].values())
-    for workload in found["parts"]["tune"]["workloads"].values():
-        assert workload["over_ours"]["nccl+cublas"] > 1
+    for name, workload in found["parts"]["tune"]["workloads"].items():
+        if name.startswith("moe"):  # libraries wait for the host, which must know the number of rows
+            assert "nccl+cublas" not in workload["over_ours"]
+        else:
+            assert workload["over_ours"]["nccl+cublas"] > 1
         assert workload["raced_us"]["tilescale"] == min(us for us in workload["raced_us"].values())
     assert found["parts"]["fidelity"]["schedules"] >= 50
     assert found["parts"]["predictions"]["all"]["schedules"] > 0

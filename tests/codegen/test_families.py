@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from support import ag_gemm, all_gather, gemm_rs, reduction
+from support import ag_gemm, all_gather, gemm_rs, reduction, routed
 
 from tilescale.codegen.cache import Binary
 from tilescale.codegen.compile import Compiler, Source
@@ -23,6 +23,11 @@ SPECS = {
     "ag_gemm_fp32_out": ag_gemm(out_dtype="float32", ranks=2), "all_gather": all_gather(),
     "gemm_rs": gemm_rs(ranks=8), "gemm_ar of odd sizes": gemm_rs((1, 57, 256), 2, out="Replicate", order="col"),
     "all_reduce": reduction(ranks=3), "reduce_scatter of odd sizes": reduction((67, 33), 2, to=FullRow, dtype="float16"),
+    "dispatch": routed("dispatch", 8, hidden=7168, experts=256, top_k=8),
+    "dispatch of odd sizes": routed("dispatch", 2, hidden=77, experts=64, top_k=6, dtype="float16"),
+    "combine": routed("combine", 8, hidden=7168, experts=256, top_k=8),
+    "combine of odd sizes": routed("combine", 2, hidden=77, experts=64, top_k=6, dtype="float16"),
+    "combine of floats": routed("combine", 4, experts=64, top_k=6, dtype="float32"),
 }
 
 
@@ -44,7 +49,7 @@ def all_kernels() -> Iterator[Kernel]:
 def test_every_kernel_compiles_for_sm_90a_without_spills() -> None:
     kernels = list(all_kernels())
     assert {kernel.entry for kernel in kernels} == {
-        "tilescale_copy", "tilescale_fused", "tilescale_gemm", "tilescale_signal", "tilescale_sum"}
+        "tilescale_copy", "tilescale_fused", "tilescale_gemm", "tilescale_moe", "tilescale_signal", "tilescale_sum"}
     with Compiler(workers=2) as compiler:
         found = compiler.compile([Source(kernel.text, kernel.entry, kernel.arch) for kernel in kernels])
     for kernel, binary in zip(kernels, found, strict=True):

@@ -7,7 +7,7 @@ from itertools import takewhile
 from plan_mutants import Mutant, role_of
 
 from tilescale.schedules.footprint import accesses
-from tilescale.schedules.plan import Copy, Plan, Reduce, Signal, Sum, Wait
+from tilescale.schedules.plan import Copy, Plan, Ragged, Reduce, Signal, Sum, Wait
 
 
 def plan_reason(name: str, plan: Plan, mutant: Mutant) -> str:
@@ -49,6 +49,8 @@ def plan_reason(name: str, plan: Plan, mutant: Mutant) -> str:
         return "the bytes added are right and are copied again later in the same order of the same stream"
     if mutant.kind == "bytes too many" and isinstance(step, Copy) and unread(plan, step):
         return "the bytes added are right, and nothing else touches where they go"
+    if mutant.kind == "ragged step before the one it needs" and isinstance(step, Ragged) and step.task == "route":
+        return "the entries are numbered from the indices alone, before or behind the counts that a combine is given"
     if mutant.kind == "signal before its data" and isinstance(step, Signal):
         passed = passed_step(plan, mutant.rank, step)
         if isinstance(passed, Reduce) and passed.dst.rank != step.rank:
@@ -71,6 +73,10 @@ BY_NAME = {
     ),
     ("all_reduce multimem one_shot", "data to a wrong peer"): (
         "a sum over all ranks does not depend on whose part lies where; ranks tell when theirs lies there"
+    ),
+    ("combine pull symmetric", "counters of two waits swapped"): (
+        "the wait that comes first now is for peers that have read this rank's rows: they have started their calls, so "
+        "what they tell is there"
     ),
     ("by hand: stages by parity", "signal before its data"): (
         "the stage is empty for the last time in the call: it is not filled again before the launch ends"

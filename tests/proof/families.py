@@ -7,7 +7,7 @@ from functools import cache
 
 from handmade import chunked, fused_push, pull, ring
 from reduce_plans import gemm_rs, reduce_scatter, stages
-from support import ag_gemm, all_gather, reduction
+from support import ag_gemm, all_gather, reduction, routed
 from support import gemm_rs as product
 
 from tilescale.schedules.lower import lower
@@ -26,6 +26,7 @@ TILELESS = {"block_m": 0, "block_n": 0, "block_k": 0, "num_stages": 0, "raster_g
 PLAIN = {"overlap": "none", "chunk_rows": 0, "depth": 1}
 SCATTER = replace(FUSED, algorithm="scatter", depth=1, num_comm_blocks=0)
 ONE_SHOT, TWO_SHOT, RING = ({"algorithm": name} for name in ("one_shot", "two_shot", "ring"))
+GANG = Schedule(compute="generated", num_comm_blocks=2)
 LOCAL = Schedule(compute="generated", **{**TILE, "num_stages": 6, "raster_group": 4})
 SPLIT = replace(LOCAL, block_m=128, split_k=2)
 BYTES = replace(LOCAL, block_m=128, block_k=128, num_stages=3)
@@ -100,6 +101,17 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "all_reduce multimem two_shot": (_sum(on=SWITCHED), replace(MULTIMEM, direction="pull", **TWO_SHOT)),
     "gemm_ar multimem": (_product("Replicate", on=SWITCHED), replace(
         FUSED, transport="multimem", direction="pull", depth=1, num_comm_blocks=0, **ONE_SHOT)),
+    "dispatch push": (routed("dispatch", 3), GANG),
+    "dispatch pull": (routed("dispatch", 3), replace(GANG, direction="pull")),
+    "dispatch pull symmetric": (routed("dispatch", 3, inputs="symmetric"), replace(GANG, direction="pull")),
+    "dispatch beside": (routed("dispatch", 3), replace(GANG, overlap="fused")),
+    "combine beside": (routed("combine", 3), replace(GANG, overlap="fused")),
+    "combine push": (routed("combine", 3), GANG),
+    "combine pull symmetric": (routed("combine", 3, inputs="symmetric"), replace(GANG, direction="pull")),
+    "uneven copies": (all_gather((200, 24), 3), COPY),
+    "uneven copies pulled": (all_gather((200, 24), 3), replace(COPY, direction="pull")),
+    "copies of an empty shard": (all_gather((4, 24), 3), replace(COPY, **PLAIN)),
+    "product of uneven rows": (ag_gemm((200, 384, 128), 3), LIBRARY),
     "ring of copies": (_gather(), replace(COPY, **RING)),
     "ring of a copy engine": (_gather(), replace(COPY, overlap="chunked", **RING, **ENGINE)),
     "ring before a product": (_spec(), replace(FUSED, **RING)),

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from equivalents import plan_reason
-from families import BYTES, FEW, FUSED, LOCAL, ONE_SHOT, PLAIN, RING, SCATTER, SPLIT, TWO_SHOT, plans
+from families import BYTES, FEW, FUSED, GANG, LOCAL, ONE_SHOT, PLAIN, RING, SCATTER, SPLIT, TWO_SHOT, plans
 from plan_mutants import Mutant, mutants
 from product_support import between_two, there_and_back
-from support import ag_gemm, all_gather, exchange, gemm_rs, reduction
+from support import ag_gemm, all_gather, exchange, gemm_rs, reduction, routed
 from text_mutants import TextMutant, text_mutants
 
 from tilescale.codegen.emit import emit
@@ -38,6 +38,7 @@ _LARGE = {"block_m": 128, "block_n": 256}
 _copied = redistribute(Tensor((182, 1032), "bfloat16", FullRow), Replicate, topology=_ON)
 RUNS: dict[str, tuple[Spec, Schedule]] = {
     "copy": (_copied, _COPY),
+    "groups": (_copied, replace(_COPY, copy_scope="warp")),
     "copy behind": (_copied, replace(_COPY, overlap="none", chunk_rows=0, depth=1)),
     "tma": (all_gather((304, 16392), 2), replace(_COPY, transport="tma", num_comm_blocks=2)),
     "tma small": (all_gather((182, 296), 2), replace(_COPY, transport="tma", num_comm_blocks=2)),
@@ -96,6 +97,16 @@ RUNS |= {
         gemm_rs((208, 304, 304), 2, on=_SWITCHED[2]),
         replace(FUSED, transport="multimem", direction="pull", depth=1, num_comm_blocks=0)),
     "switch stores": (redistribute(Tensor((546, 1032), "bfloat16", FullRow), Replicate, topology=_SWITCHED[3]), _MULTI),
+}
+# Entries of a block in two turns, the second with a tail; rows of a turn of a warp and a tail, more than load together.
+_ROUTED = {"tokens": 360, "hidden": 165, "experts": 8, "top_k": 6, "dtype": "float16", "on": _ON}
+RUNS |= {
+    "dispatch": (routed("dispatch", 2, **_ROUTED), GANG),  # type: ignore[arg-type]
+    "dispatch pulled": (routed("dispatch", 2, **_ROUTED, inputs="symmetric"),  # type: ignore[arg-type]
+                        replace(GANG, direction="pull")),
+    "combine": (routed("combine", 2, **_ROUTED), GANG),  # type: ignore[arg-type]
+    "combine pulled": (routed("combine", 2, **_ROUTED, inputs="symmetric"),  # type: ignore[arg-type]
+                       replace(GANG, direction="pull")),
 }
 RUNS["signals"] = (between_two(), Schedule(
     compute="generated", block_m=128, block_n=256, block_k=64, num_stages=3, raster_group=4))

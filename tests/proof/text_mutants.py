@@ -15,8 +15,8 @@ from pathlib import Path
 from tilescale.codegen.host.build import INCLUDE
 
 # Lines of these functions run in the scale model alone, in time that the emulator does not model.
-PACED = ("walk_links", "reserve_links", "pace_step", "links_of", "next_store", "drain")
-HEADERS = ("carry.cuh", "comm.cuh", "copy.cuh", "gemm.cuh", "gemm_split.cuh", "gemm_store.cuh", "kernels.cuh",
+PACED = ("walk_links", "reserve_links", "pace_step", "links_of", "next_store", "drain", "charge_rows")
+HEADERS = ("carry.cuh", "comm.cuh", "copy.cuh", "gemm.cuh", "gemm_split.cuh", "gemm_store.cuh", "kernels.cuh", "moe.cuh",
            "multimem.cuh", "share.cuh", "small_m.cuh", "sum.cuh")
 
 
@@ -47,6 +47,10 @@ LOST: dict[str, str] = {
     "lost store": ("store|store_pair|store_four|store_chunk|store_chunks|store_registers|tma_store_3d|send_part|small_put|"
                    "cluster_store|store_private|multimem_store|multi_store|write_sum"),
     "lost sum": "sum_units|sum_step|add_parts|carry_units|carry_step|promote|multi_sum",
+    "lost task": (
+        "route_step|total_step|send_step|place_step|tally_step|return_step|weigh_step|ragged_step|add_warps|begin_rows|"
+        "find_rows|move_row|place_row|weigh_token|add_weighted|tell_failed"
+    ),
     "lost setting up": "mb_init",
     "lost end of a call": "finish",
     "lost move of the ring": r"ring\.next",
@@ -66,6 +70,9 @@ HARMLESS: dict[tuple[str, str], str] = {
     ("lost meeting of a cluster", "gemm_role: cluster_sync()"): "threads that have ended are not waited for",
     ("lost block barrier", "sum_over_cluster: warp_sync()"): "all lanes of a warp take the branch before it",
     ("lost block barrier", "copy_role: warp_sync()"): "lanes that do nothing but wait for it; a warp begins together",
+    **{("lost block barrier", f"{name}: sync()"): "in the scale model alone: it makes the links' time part of a step"
+       for name in ("send_step", "place_step", "return_step", "weigh_step")},
+    ("lost task", "moe_role: tell_failed(call, told)"): "no wait fails here; a test of drained kernels has one that does",
     ("lost block barrier", "copy_step: sync()"): (
         "a signal has a block barrier of its own; this one only makes the links' time part of the step"
     ),
@@ -148,6 +155,7 @@ _FEW = ("few rows", "few rows of odd columns")
 _BYTES = ("product of bytes", "few rows of bytes")
 _SUMS = ("sum", "sum of floats", "sum of odd sizes", "sum of three", "sum handed out", "scatter")
 _SWITCH = ("switch stores", "switch sums", "switch sums floats")
+_DISPATCHES, _COMBINES = ("dispatch", "dispatch pulled"), ("combine", "combine pulled")
 _CLUSTERS = ("product in clusters", "product in clusters, col")
 RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "copy.cuh": {
@@ -167,8 +175,12 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "copy_chunk": ("scatter", "scatter large"), "store_chunk": (*_STAGED, "scatter"),
         "store_rows": (*_STAGED, "odd columns"), "": _STAGED},
     "multimem.cuh": {"": _SWITCH},
-    "share.cuh": {"": ("copy", "tma", "sum", *_BYTES)},
+    "share.cuh": {"lane": ("groups",), "share_of_group": ("groups",), "": ("copy", "tma", "sum", *_BYTES)},
     "small_m.cuh": {"small_stage": (*_BYTES, "few rows"), "": _FEW},
+    "moe.cuh": {
+        **dict.fromkeys(("slot_of", "send_step", "place_step", "place_row"), _DISPATCHES),
+        **dict.fromkeys(("tally_step", "return_step", "find_rows", "weigh_step", "weigh_token", "add_weighted"), _COMBINES),
+        "": ("dispatch", "combine pulled")},
     "carry.cuh": {"": ("carried", "carried odd")},
     "sum.cuh": {"": _SUMS},
 }

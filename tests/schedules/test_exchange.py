@@ -9,7 +9,7 @@ import pytest
 from mutations import changed
 from support import exchange
 
-from tilescale.errors import PlanError, ScheduleError
+from tilescale.errors import ScheduleError
 from tilescale.schedules.exchanges import exchange_of
 from tilescale.schedules.lower import lower
 from tilescale.schedules.plan import Buffer, Copy, Goal, Launch, Plan, Region, Role, Signal, Step, Wait
@@ -171,14 +171,6 @@ def test_plans_of_other_sizes_share_a_proof_and_ranks_are_alike() -> None:
     for name in ("shift", "columns", "heads", "sequence"):
         assert rotates(lower(exchange(name, 3), PUSH))
     assert not rotates(lower(exchange("broadcast", 3), PUSH))
-
-
-def test_uneven_shards_leave_nothing_and_say_why() -> None:
-    found = space(exchange("heads", 3, heads=7))
-    assert found.feasible == 0
-    assert set(found.rejected) == {"even_shards"}
-    with pytest.raises(PlanError, match="shards are equal on every rank"):
-        exchange_of(exchange("heads", 3, heads=7))
 
 
 def test_copy_engines_copy_contiguous_bytes_alone() -> None:

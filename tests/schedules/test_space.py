@@ -90,7 +90,7 @@ def test_a_space_among_recorded_schedules_counts_the_others() -> None:
 
 
 @pytest.mark.parametrize(("spec", "constraint"), [
-    (ag_gemm((4098, 10240, 8192)), "even_shards"),
+    (ag_gemm((4098, 10240, 8192)), "even_products"),
     (ag_gemm((512, 1021, 512)), "even_columns"),
     (ag_gemm((2**20, 2**20, 2**20)), "gpu_memory"),
     (ag_gemm(dtype="int8", out_dtype="int32"), "library_dtype"),
@@ -108,14 +108,14 @@ def test_infeasible_points_are_counted_by_the_constraint_that_they_break(spec: S
         assert constraint in found.explain_empty()
 
 
-def test_uneven_shards_leave_nothing_and_say_why() -> None:
-    found = space(ag_gemm((4098, 10240, 8192)))
+def test_uneven_columns_leave_nothing_and_say_why() -> None:
+    found = space(ag_gemm((4096, 10241, 8192)))
     assert found.feasible == 0
-    assert "every rank holds the same number of rows" in found.explain_empty()
+    assert "every rank holds as many columns" in found.explain_empty()
 
 
 def test_a_row_without_kernels_is_refused_with_a_remedy() -> None:
-    spec = moe_dispatch(Tensor((4096, 8192), "bfloat16", FullRow), 8, 2,
+    spec = moe_dispatch(Tensor((4096, 8192), "bfloat16", FullRow, order="col"), 8, 2,
                         Topology.scale_model("8xH200-NVSwitch", ranks=4))
     assert spec.op == "moe_dispatch"
     with pytest.raises(SpecError, match="moe_dispatch has kernels"):

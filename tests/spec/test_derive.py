@@ -9,13 +9,13 @@ import pytest
 from tilescale.errors import SpecError
 from tilescale.spec.derive import OPERATIONS, TABLE, Rule, derive
 from tilescale.spec.op import Spec, matmul, moe_combine, moe_dispatch, redistribute, shift
-from tilescale.spec.tensor import Dim, Tensor
+from tilescale.spec.tensor import Tensor
 from tilescale.spec.topology import Topology
 from tilescale.spec.views import NAMED, Shard, View
 
 T4 = Topology.named("8xH200-NVSwitch", ranks=4)
 WITH_KERNELS = {"ag_gemm", "all_gather", "all_reduce", "all_to_all", "broadcast", "gemm", "gemm_ar", "gemm_rs",
-                "reduce_scatter", "shift"}
+                "moe_combine", "moe_dispatch", "reduce_scatter", "shift"}
 WORDS = ("FullRow", "FullCol", "Replicate", "Partial", "Block")
 
 
@@ -34,7 +34,7 @@ def declare(rule: Rule) -> Spec:
     if rule.declaration == "moe_dispatch":
         return moe_dispatch(sources[0], 8, 2, T4)
     if rule.declaration == "moe_combine":
-        return moe_combine(Tensor((Dim("routed", 1, 32), 16), "bfloat16", NAMED["FullRow"]), 16, 8, 2, T4)
+        return moe_combine(Tensor((4 * 16 * 2, 16), "bfloat16", NAMED["FullRow"]), 16, 8, 2, T4)
     root = 0 if rule.declaration.endswith("from one rank") else None
     return redistribute(sources[0], tensor(rule.target, dim=1).view, T4, root=root)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tilescale import canon
 from tilescale.errors import SpecError, TopologyError
-from tilescale.spec.op import Spec, linear, matmul, moe_dispatch, redistribute, shift
+from tilescale.spec.op import Spec, linear, matmul, moe_combine, moe_dispatch, redistribute, shift
 from tilescale.spec.tensor import Dim, Tensor
 from tilescale.spec.topology import Topology
 from tilescale.spec.views import Block, FullCol, FullRow, Partial, Replicate, Shard, View
@@ -268,6 +268,10 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: moe_dispatch(A, 6, 2, T4), "experts lie evenly on the ranks; got: 6 over 4"),
     (lambda: moe_dispatch(A, 8, 9, T4), "top_k is at most"),
     (lambda: moe_dispatch(A, 8, 0, T4), "top_k is a positive integer"),
+    (lambda: moe_dispatch(A, 8, 2, T4, routing="skewed"), "routing is uniform, histogram:WEIGHTS or trace:FILE#DIGEST"),
+    (lambda: moe_dispatch(A, 8, 2, T4, routing="histogram:1,2"), "a weight for every expert"),
+    (lambda: moe_dispatch(A, 8, 2, T4, routing="histogram:a"), "weights of a histogram are integers"),
+    (lambda: moe_combine(A, 16, 8, 2, T4), "room for the rows of all tokens"),
     (lambda: redistribute(bf16(16, 16, FullRow), Replicate, H200.with_mesh({"dp": 2, "tp": 4})), "use view.on(axis)"),
     (lambda: redistribute(bf16(16, 16, FullRow.on("pp")), Replicate, H200.with_mesh({"tp": 8})), "axis of the mesh"),
     (lambda: matmul(bf16(16, 16, FullRow.on("tp")), B, FullCol, T4), "add .on('tp')"),

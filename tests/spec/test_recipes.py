@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tilescale.spec.op import Spec, matmul, redistribute, shift
+from tilescale.spec.op import Spec, matmul, moe_combine, moe_dispatch, redistribute, shift
 from tilescale.spec.operation import OPERATIONS
 from tilescale.spec.tensor import Tensor
 from tilescale.spec.topology import Topology
@@ -24,7 +24,18 @@ def tensor(table: dict[str, Any]) -> Tensor:
     return Tensor(tuple(table["shape"]), table["dtype"], parse_view(table["view"]), table.get("order", "row"))
 
 
+def routed(workload: dict[str, Any], topology: Topology) -> Spec:
+    experts, top_k, routing = workload["experts"], workload["top_k"], workload.get("routing", "uniform")
+    if "tokens" in workload:
+        return moe_dispatch(tensor(workload["tokens"]), experts, top_k, topology, routing=routing)
+    out = tensor(workload["combined"])
+    rows = Tensor((topology.world * out.sizes[0] * top_k, out.sizes[1]), out.dtype, out.view)
+    return moe_combine(rows, out.sizes[0], experts, top_k, topology, routing=routing)
+
+
 def declared(workload: dict[str, Any], topology: Topology) -> Spec:
+    if "experts" in workload:
+        return routed(workload, topology)
     if "k" in workload:
         return shift(tensor(workload["x"]), workload["k"], topology)
     if "x" in workload:

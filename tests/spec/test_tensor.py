@@ -103,10 +103,9 @@ def test_a_dim_is_bound_within_its_range() -> None:
     [
         (((4, 8), "bf16"), "a dtype is known; got: 'bf16'"),
         (((4, 8), "bfloat61"), "did you mean 'bfloat16'"),
-        (((4, 0), "bfloat16"), "a size is a positive integer or a Dim; got: 0"),
-        (((4, -1), "bfloat16"), "a size is a positive integer or a Dim; got: -1"),
-        (((4, 2.0), "bfloat16"), "a size is a positive integer or a Dim; got: 2.0"),
-        (((4, True), "bfloat16"), "a size is a positive integer or a Dim; got: True"),
+        (((4, -1), "bfloat16"), "a size is an integer from 0 up or a Dim; got: -1"),
+        (((4, 2.0), "bfloat16"), "a size is an integer from 0 up or a Dim; got: 2.0"),
+        (((4, True), "bfloat16"), "a size is an integer from 0 up or a Dim; got: True"),
         ((8, "bfloat16"), "a shape is a sequence"),
         (("48", "bfloat16"), "a shape is a sequence"),
         (((), "bfloat16"), "at least one dimension"),

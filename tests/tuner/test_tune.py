@@ -314,7 +314,7 @@ def test_a_wrong_budget_is_refused(options: dict[str, object]) -> None:
 
 
 def test_specs_that_cannot_be_tuned_are_refused_with_a_remedy() -> None:
-    routed = moe_dispatch(Tensor((4096, 8192), "bfloat16", FullRow), 16, 2, SPEC.topology)
+    routed = moe_dispatch(Tensor((4096, 8192), "bfloat16", FullRow, order="col"), 16, 2, SPEC.topology)
     with pytest.raises(SpecError, match="moe_dispatch has kernels"):
         tune(routed, runner=fake())
     gathered = redistribute(Tensor((Dim("M", 1, 4096), 64), "bfloat16", FullRow), "Replicate", SPEC.topology)

@@ -19,6 +19,7 @@ from tilescale.codegen.program import (
     Slot,
     aligned,
 )
+from tilescale.codegen.ragged_rows import ragged_rows
 from tilescale.codegen.table import (
     KIND_COPY,
     KIND_GEMM,
@@ -55,6 +56,7 @@ from tilescale.schedules.plan import (
     MultimemReduce,
     MultimemStore,
     Plan,
+    Ragged,
     Region,
     Role,
     Signal,
@@ -62,6 +64,7 @@ from tilescale.schedules.plan import (
     Sum,
     Wait,
 )
+from tilescale.schedules.ragged import ragged_geometry
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
 
@@ -163,6 +166,10 @@ class _Emitter:
     def _rows(self, rank: int, role: Role, number: int) -> list[StepRow]:
         rows, tiles, height = [], 0, self.schedule.block_m * self.schedule.cluster_m
         for i, step in enumerate(role.steps):
+            if isinstance(step, Ragged):
+                geo = ragged_geometry(self.spec, self.schedule.direction, role.blocks)
+                rows += ragged_rows(step, number + i, rank, geo, lambda region: self._slot(region, rank))
+                continue
             row = self._row(rank, step, number + i, tiles)
             rows.append(row)
             if isinstance(step, Sum) and not isinstance(step, MultimemReduce):

@@ -12,6 +12,7 @@ from tilescale.schedules.footprint import SUMMED
 from tilescale.schedules.gather import SIGNAL_THREADS
 from tilescale.schedules.lower import WINDOW_ROWS
 from tilescale.schedules.plan import Buffer, Copy, Gemm, Launch, Plan, Role, Step, Sum
+from tilescale.schedules.ragged import ragged_geometry
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import summed
 from tilescale.schedules.transports import TRANSPORTS
@@ -20,6 +21,7 @@ from tilescale.spec.op import Spec
 ELEMENTS = {"bfloat16": "ts::Bf16", "float16": "ts::Fp16", "float32": "ts::Fp32",
             "float8_e4m3fn": "ts::E4m3", "float8_e5m2": "ts::E5m2"}
 PRODUCTS = ("gemm", "fused", "small_m")  # families of kernels that multiply
+SCOPES = {"warpgroup": 128, "warp": 32}  # threads that copy together, where these are not all of the block
 CARRIED_SOURCES = 2  # of a sum that goes on: the sum so far, and a part
 
 
@@ -64,15 +66,21 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
         constants["copy_strided"] = True
     if TRANSPORTS[schedule.transport].multicast and not spec.local:
         constants["multimem"] = True
+    if schedule.copy_scope != "block" and any(isinstance(step, Copy) for step in launch.steps):
+        constants["copy_group"] = SCOPES[schedule.copy_scope]
     if launch.family == "sum" and schedule.algorithm == "ring":
         constants |= {"sum_sources": CARRIED_SOURCES, "sum_carries": True}
     if launch.family in PRODUCTS:
         constants |= _multiplying(spec, schedule, launch, stored)
+    if launch.family == "moe":
+        constants |= _routing(spec, schedule)
     lines = [f"  static constexpr {'bool' if isinstance(v, bool) else 'int'} {name} = {str(v).lower()};"
              for name, v in constants.items()]
     if launch.family in PRODUCTS:
         out = ELEMENTS[tile.product_dtype(spec)]
         lines += [f"  using Element = {ELEMENTS[spec.inputs[0].dtype]};", f"  using Out = {out};"]
+    elif launch.family == "moe":
+        lines += [f"  using {name} = {ELEMENTS.get(spec.output.dtype, 'ts::Fp32')};" for name in ("Part", "Out")]
     elif launch.family == "sum":
         lines += [f"  using Part = {ELEMENTS[summed(spec).element]};", f"  using Out = {ELEMENTS[spec.output.dtype]};"]
     if any(step.then for step in launch.steps if isinstance(step, Gemm | Sum)):
@@ -105,7 +113,7 @@ def texts_of(spec: Spec, schedule: Schedule, plan: Plan) -> tuple[Kernel, ...]:
 
 def _copying(spec: Spec, schedule: Schedule, launch: Launch) -> dict[str, int | bool]:
     """Constants that every kernel has, and those of copies."""
-    copies = launch.family in ("copy", "fused", "signal", "sum")
+    copies = launch.family in ("copy", "fused", "signal", "sum", "moe")
     multiplies = launch.family in PRODUCTS
     config = dict(TRANSPORTS["peer_copy"].config)
     if launch.family != "signal" and TRANSPORTS[schedule.transport].agent == "blocks":
@@ -121,9 +129,17 @@ def _copying(spec: Spec, schedule: Schedule, launch: Launch) -> dict[str, int | 
         "copy_stages": config.get("copy_stages", 0) if copies else 0,
         "sum_sources": spec.world if launch.family == "sum" else 0,
         "sum_unit": _sum_unit(launch),
-        "window_rows": WINDOW_ROWS if copies and launch.family != "signal" else 0,
+        "window_rows": WINDOW_ROWS if copies and launch.family not in ("signal", "moe") else 0,
         "link_clock": (copies or remote) and link_fs_per_byte(spec) > 0,
     }
+
+
+def _routing(spec: Spec, schedule: Schedule) -> dict[str, int | bool]:
+    """Constants of dispatch and combine; rows are moved by the widest access that divides them."""
+    geo = ragged_geometry(spec, schedule.direction, schedule.num_comm_blocks)
+    unit = math.gcd(16, geo.row_bytes)
+    return {"has_moe": True, "moe_combines": geo.combines, "moe_experts": geo.experts, "moe_top_k": geo.top_k,
+            "moe_world": geo.world, "copy_unit": unit, "sum_unit": max(unit, geo.itemsize)}
 
 
 def _multiplying(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer | None) -> dict[str, int | bool]:

@@ -76,7 +76,19 @@ def _grow(entry: dict[str, Any], ranks: int) -> list[str]:
                 shape[dim] = -(-size // (ranks * unit)) * ranks * unit
                 said.append(f"{'MN'[dim] if len(shape) == 2 else f'dim {dim}'} {size} as {shape[dim]}")
         tensor["shape"] = shape
-    return said
+    return said + _grow_experts(entry, ranks)
+
+
+def _grow_experts(entry: dict[str, Any], ranks: int) -> list[str]:
+    """Experts lie evenly on ranks; those that a histogram lacks are as likely as its last."""
+    experts = entry.get("experts")
+    if not isinstance(experts, int) or experts % ranks == 0:
+        return []
+    entry["experts"] = -(-experts // ranks) * ranks
+    routing = str(entry.get("routing", ""))
+    if routing.startswith("histogram:"):
+        entry["routing"] = routing + ("," + routing.rpartition(",")[2]) * (entry["experts"] - experts)
+    return [f"experts {experts} as {entry['experts']}"]
 
 
 def _sharded(view: str, ndim: int) -> int | None:

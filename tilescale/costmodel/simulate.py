@@ -25,6 +25,7 @@ from tilescale.schedules.plan import (
     MultimemReduce,
     MultimemStore,
     Plan,
+    Ragged,
     Reduce,
     Region,
     Role,
@@ -216,6 +217,8 @@ class _Simulation:
                 self._copy(walker, step, rank)
             elif isinstance(step, Sum):
                 self._sum(walker, step, rank)
+            elif isinstance(step, Ragged):
+                self._ragged(walker, step, rank)
             elif isinstance(step, Clear):
                 walker.spend(COPY, self.costs.copy_us(step.dst.size, walker.role.blocks))
             else:
@@ -288,6 +291,16 @@ class _Simulation:
         end = max(links[1][rank], *(links[0][peer] for peer in range(self.plan.world) if peer != rank))
         walker.spend(COPY, self.costs.copy_us(size, walker.role.blocks))
         walker.spend(LINK, max(0.0, end + self.costs.link_latency_us - walker.time))
+
+    def _ragged(self, walker: _Walker, step: Ragged, rank: int) -> None:
+        """Moves the rows that are expected: to a peer, or from all ranks alike."""
+        began, size = walker.time, step.expected
+        ends = [self._cross(Region("", rank, 0, 0), target.rank, size, rank, began)
+                for target in step.writes if target.rank != rank]
+        pulled = {source.rank: source for source in step.reads if source.rank != rank}
+        ends += [self._cross(source, rank, size // self.plan.world, rank, began) for source in pulled.values()]
+        walker.spend(COPY, self.p.load_latency_us + self.costs.copy_us(size, walker.role.blocks))
+        walker.spend(LINK, max([0.0, *(end - walker.time for end in ends)]))
 
     def _gemm(self, walker: _Walker, step: Gemm, rank: int) -> None:
         began = walker.time

@@ -10,7 +10,7 @@ from tilescale import canon
 from tilescale.errors import BundleError, TilescaleError
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.declaration import Spec
-from tilescale.spec.result import deviation, result_of
+from tilescale.spec.routed import allowed_of
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -153,7 +153,7 @@ class Manifest:
 
 def tolerance_of(spec: Spec) -> Tolerance:
     """Those that every measurement was checked against; zero for operations that only move elements."""
-    allowed = deviation(spec, result_of(spec, 0))
+    allowed = allowed_of(spec)
     return Tolerance(allowed.result, allowed.magnitude)
 
 

@@ -15,6 +15,7 @@ from tilescale.deploy.manifest import OperationEntry, Variant
 from tilescale.deploy.members import Members
 from tilescale.errors import BundleError
 from tilescale.spec.result import kind_of
+from tilescale.spec.routed import is_routed
 from tilescale.spec.views import PartialView
 
 LIBRARY = "library"
@@ -76,6 +77,10 @@ class Operation:
         if extras:
             inputs = self._in_order(inputs, extras)
         if torch.compiler.is_compiling():
+            if self._spec.results:
+                wrote = ", ".join(result.name for result in self._spec.results)
+                raise BundleError("a compiled call writes its output alone", f"{self.name} writes {wrote} too",
+                                  "call it outside of torch.compile")
             if out is None:
                 return torch.ops.tilescale.call(list(inputs), self.key)
             torch.ops.tilescale.call_out(list(inputs), out, self.key)
@@ -197,7 +202,7 @@ class Operation:
         if dim is None:
             placement = Partial() if isinstance(output.view, PartialView) else Replicate()
             return DTensor.from_local(result, mesh, [placement], run_check=False)
-        if kind_of(self._spec) != "reduce_scatter":
+        if is_routed(self._spec) or kind_of(self._spec) != "reduce_scatter":
             return DTensor.from_local(result, mesh, [Shard(dim)], run_check=False)
         shape = list(result.shape)
         shape[dim] = inputs[0].shape[dim]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tilescale.errors import RunnerError, nearest
 from tilescale.runtime.measure import Samples
+from tilescale.schedules.ragged import ragged
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import Space
 from tilescale.spec.op import Spec
@@ -62,6 +63,8 @@ def names_for(spec: Spec) -> tuple[str, ...]:
         return ("compute_only",)
     if spec.operation.compute == "gemm" and spec.inputs[0].dtype in ONE_BYTE:  # without schedules of library products
         return ("compute_only", "nccl+cublas") if spec.topology.kind == "real" else ("compute_only",)
+    if ragged(spec):
+        return ("unfused",)  # libraries exchange rows whose number the host knows, and wait for it
     own = ("unfused", "compute_only") if spec.operation.compute == "gemm" else ("unfused",)
     if spec.then:
         return own if _ends_in_sum(spec) else own[1:]
@@ -85,6 +88,9 @@ def check_names(spec: Spec, names: tuple[str, ...]) -> None:
         if spec.then and name != "compute_only" and (name != "unfused" or not _ends_in_sum(spec)):
             raise RunnerError("what is compared does the same work, epilogues too",
                               f"{name} for {spec.label}", "compare with " + ", ".join(names_for(spec)))
+        if ragged(spec) and name != "unfused":
+            raise RunnerError("what is compared needs no number of rows on the host", f"{name} for {spec.label}",
+                              "compare with unfused")
         if not name.startswith("torch.symm_mem"):
             continue
         if spec.topology.kind == "scale_model":

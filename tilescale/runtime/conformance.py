@@ -14,6 +14,7 @@ from tilescale.schedules.plan import (
     Gemm,
     MultimemStore,
     Plan,
+    Ragged,
     Reduce,
     Region,
     Role,
@@ -39,6 +40,8 @@ def deviations(plan: Plan, program: Program, report: RunReport, calls: int, firs
                 wanted = replace(_declared(step, role, rank, number, first_call + call, strides, totals), call=call)
                 if isinstance(step, Gemm) and plan.buffer(step.a.buffer).role == "input":
                     found = _within(found, wanted)
+                if isinstance(step, Ragged):
+                    found = _bounded(found, wanted)
                 place = f"call {call} rank {rank} launch {launch.name} step {number} ({type(step).__name__})"
                 yield from _differences(place, wanted, found)
     for (call, rank, number), rest in sorted(log.items()):
@@ -63,6 +66,8 @@ def _declared(step: Step, role: Role, rank: int, number: int, call: int, strides
                        writes=_joined(map(where, rows_of(step.dst))))
     if isinstance(step, Sum):
         return StepLog(call, rank, number, reads=_joined(map(where, (*step.srcs, *step.extras))), writes=(where(step.dst),))
+    if isinstance(step, Ragged):
+        return StepLog(call, rank, number, reads=_joined(map(where, step.reads)), writes=_joined(map(where, step.writes)))
     if isinstance(step, Signal):
         amount = step.value * role.blocks
         return StepLog(call, rank, number, signals=(Signalled(step.rank, step.counter, amount),))
@@ -102,6 +107,16 @@ def _within(found: StepLog, wanted: StepLog) -> StepLog:
         covers = [w for w in wanted.reads if (w.rank, w.buffer, w.begin) == (read.rank, read.buffer, read.begin)]
         cut.append(replace(read, end=min(read.end, covers[0].end)) if covers else read)
     return replace(found, reads=tuple(cut))
+
+
+def _bounded(found: StepLog, wanted: StepLog) -> StepLog:
+    """As declared where all that was touched lies inside what was declared: how much of it is known on the device alone."""
+    def inside(touched: tuple[Range, ...], declared: tuple[Range, ...]) -> tuple[Range, ...]:
+        outside = [r for r in touched if not any((w.rank, w.buffer) == (r.rank, r.buffer) and w.begin <= r.begin
+                                                 and r.end <= w.end for w in declared)]
+        return tuple(outside) or declared
+
+    return replace(found, reads=inside(found.reads, wanted.reads), writes=inside(found.writes, wanted.writes))
 
 
 def _differences(place: str, wanted: StepLog, found: StepLog) -> Iterator[str]:

@@ -27,7 +27,10 @@ from tilescale.runtime.emulator import (
     tensor_map,
 )
 from tilescale.runtime.reference import NumpyArrays, Sums, add_up, extras_of, finish
+from tilescale.runtime.routed import Routed, routed
+from tilescale.runtime.routing import TURNS, routing_of
 from tilescale.runtime.scaled import Scaled, scaled
+from tilescale.schedules.ragged import ragged
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.declaration import Spec
 from tilescale.spec.operand import NUMBERS, Operand
@@ -54,10 +57,12 @@ class Emulation:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The output of a rank in fp64, and how far its elements may be off; None: as it is, rounded once."""
+    """The output of a rank in fp64, and how far its elements may be off; None: as it is, rounded once. `exact`: the bytes
+    of outputs by buffer, where these are known."""
 
     value: Array
     allowed: Array | None
+    exact: tuple[tuple[str, bytes], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,10 +127,11 @@ class Run:
         self.program = emit(small.spec, small.schedule, small.plan)
         self.world = small.spec.world
         self.machine = Machine(seed, adversary, sm_share=small.plan.sm_share, late_rank=conditions.late_rank)
-        self.rng = np.random.default_rng(seed)
+        self.rng, self.turn = np.random.default_rng(seed), seed
         self.libraries = [build_candidate(kernel.text, include_dirs) for kernel in self.program.kernels]
         self.memory = [self._memories(rank) for rank in range(self.world)]
         self.reads: list[tuple[int, int, int, Wanted]] = []
+        self.beside: dict[int, dict[str, int]] = {}  # other outputs that were read with one
         self.ended: dict[int, list[int]] = {}
         self.multicast: dict[str, int] = {}
         for call in range(conditions.calls):
@@ -138,7 +144,7 @@ class Run:
         found: dict[str, Memory] = {}
         for buffer in self.plan.buffers:
             size = strides.get(buffer.name, 0) * (buffer.versions - 1) + buffer.size
-            found[buffer.name] = self.machine.register_memory(rank, buffer.name, size)
+            found[buffer.name] = self.machine.register_memory(rank, buffer.name, max(1, size))  # of no rows: not used
         epoch = self.conditions.first_call
         counts = b"".join(
             (epoch * total % 2**32).to_bytes(COUNTER_BYTES, "little") for total in self.plan.counter_totals(rank))
@@ -189,13 +195,17 @@ class Run:
             after = self.ended.get(rank, [])
             for name, data in inputs[rank].items():
                 after = [self.machine.add_caller_write(rank, self.memory[rank][name].address, data, after, call)]
-            out = self.memory[rank]["out"]
-            after = [self.machine.add_caller_write(rank, out.address, b"\xff" * out.size, after, call, "caller poisons")]
+            outputs = [self.memory[rank][b.name] for b in self.plan.buffers if b.role == "output"]
+            for out in outputs:
+                poison = b"\xff" * out.size
+                after = [self.machine.add_caller_write(rank, out.address, poison, after, call, "caller poisons")]
             ends = self._launches(rank, call, after[0])
-            node = self.machine.add_caller_read(rank, out.address, out.size, ends, call)
+            nodes = {out.name: self.machine.add_caller_read(rank, out.address, out.size, ends, call) for out in outputs}
+            node = nodes["out"]
+            self.beside[node] = nodes
             self.reads.append((node, rank, call, wanted[rank]))
             # The caller may overwrite its inputs at once, whatever its peers are still doing (0xFF: not a number).
-            self.ended[rank] = [node] + [
+            self.ended[rank] = [*nodes.values()] + [
                 self.machine.add_caller_write(rank, self.memory[rank][name].address, b"\xff" * len(data), ends, call,
                                               "caller spoils") for name, data in inputs[rank].items()]
 
@@ -235,6 +245,8 @@ class Run:
     # -- values --------------------------------------------------------------------------------------------------------
     def _values(self, exact: bool) -> tuple[list[dict[str, bytes]], list[Wanted]]:
         """Input bytes of every rank by buffer, and its output."""
+        if ragged(self.spec):
+            return self._routed(exact)
         named = self.spec.operands
         operands = [self._drawn(operand, exact) for operand in named]
         inputs = [{operand.name: ranks[rank][1] for operand, ranks in zip(named, operands, strict=True) if ranks[rank][1]}
@@ -250,6 +262,18 @@ class Run:
         known = {result: self._wanted(rank, *sums[result], load) for result, rank in ranks.items()} if same else {}
         return inputs, [known[result] if same else self._wanted(rank, *sums[result], load)
                         for rank, result in enumerate(results)]
+
+    def _routed(self, exact: bool) -> tuple[list[dict[str, bytes]], list[Wanted]]:
+        """The same of an operation that goes by indices, which are of another kind in every call."""
+        turn, self.turn = TURNS[self.turn % len(TURNS)], self.turn + 1
+        made = routed(self.spec, routing_of(self.spec, self.rng, turn), self.rng, exact)
+        return [{name: data for name, data in each.items() if data} for each in made.inputs], self._wanted_of(made)
+
+    @staticmethod
+    def _wanted_of(made: Routed) -> list[Wanted]:
+        if made.value:
+            return [Wanted(v, a) for v, a in zip(made.value, made.allowed, strict=True)]
+        return [Wanted(np.zeros(0), None, tuple(each.items())) for each in made.exact]
 
     def _sums(self, result: Result, load: Callable[[Factor], Array], exact: bool) -> tuple[Sums, Deviation]:
         allowed = deviation(self.spec, result, exact)
@@ -284,6 +308,11 @@ class Run:
         lines = list(deviations(self.plan, self.program, report, self.conditions.calls, self.conditions.first_call))
         output = self.spec.output
         for node, rank, call, wanted in self.reads:
+            for name, data in wanted.exact:
+                seen = report.seen[self.beside[node][name]]
+                if seen != data:
+                    at = next(i for i, (x, y) in enumerate(zip(seen, data, strict=True)) if x != y)
+                    lines.append(f"call {call} rank {rank}: byte {at} of {name} is wrong")
             shape = wanted.value.shape
             found = from_bits(report.seen[node][: wanted.value.size * output.itemsize], output.dtype).reshape(shape)
             value, allowed = wanted.value, wanted.allowed

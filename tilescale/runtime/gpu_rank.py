@@ -25,6 +25,7 @@ from tilescale.runtime.gpu_contestant import Device, ProgramContestant, Rank, Ti
 from tilescale.runtime.gpu_driver import RankDriver
 from tilescale.runtime.gpu_meeting import Meeting
 from tilescale.runtime.gpu_placement import WORKS
+from tilescale.runtime.gpu_routed import workload
 from tilescale.runtime.rank import GroupAborted, RankContext, RankReport
 
 WORKER = "tilescale.runtime.gpu_rank:GpuRank"
@@ -152,7 +153,7 @@ class GpuRank:
         if key not in self._work:
             self._work.clear()
             device = self._device
-            self._work[key] = Workload(device.torch, race.spec, self._context.rank, int(self._settings["seed"]),
+            self._work[key] = workload(device.torch, race.spec, self._context.rank, int(self._settings["seed"]),
                                        device.place)
             device.driver.synchronize(device.stream)
             device.torch.cuda.empty_cache()  # references are made in fp64: give back what only making them took

@@ -6,10 +6,12 @@ import dataclasses
 from dataclasses import dataclass, replace
 
 from tilescale.runtime.scaled_exchange import small_exchange
+from tilescale.runtime.scaled_ragged import small_ragged
 from tilescale.schedules import tile
 from tilescale.schedules.exchanges import exchanges
 from tilescale.schedules.lower import lower
 from tilescale.schedules.plan import Launch, Plan, Role, Signal
+from tilescale.schedules.ragged import ragged
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.declaration import Spec
 from tilescale.spec.result import kind_of
@@ -42,6 +44,9 @@ def scaled(spec: Spec, schedule: Schedule) -> Scaled:
         return Scaled(spec, schedule, plan if threads <= SMALL_THREADS else _on_few_blocks(spec, schedule), False)
     if exchanges(spec):
         small_spec, small = small_exchange(spec, schedule)
+        return Scaled(small_spec, small, _on_few_blocks(small_spec, small), True)
+    if ragged(spec):
+        small_spec, small = small_ragged(spec, schedule)
         return Scaled(small_spec, small, _on_few_blocks(small_spec, small), True)
     gang = min(2, schedule.num_comm_blocks // schedule.depth) if schedule.num_comm_blocks else 0
     chunks = _chunks(spec, schedule)
@@ -77,7 +82,8 @@ def _is_small(spec: Spec, schedule: Schedule) -> bool:
     if spec.operation.compute == "gemm":
         m, n, k = spec.mnk
         macs = max(m, schedule.block_m) * max(n, schedule.block_n) * k
-    return macs <= SMALL_MACS and max(tensor.nbytes for tensor in spec.inputs) <= SMALL_BYTES
+    moved = (*spec.inputs, spec.output) if ragged(spec) else spec.inputs
+    return macs <= SMALL_MACS and max(tensor.nbytes for tensor in moved) <= SMALL_BYTES
 
 
 def _shard_rows(spec: Spec) -> int:

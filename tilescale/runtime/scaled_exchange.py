@@ -34,6 +34,12 @@ def _last(size: int, most: int) -> int:
     return size if size <= most else part * (most // part - (most // part + 1) % 2)
 
 
+def _uneven(size: int, real: int, lack: int) -> int:
+    """A size of a shard, at least `size`, of which the last ranks can lack as much as of the `real` one, aligned alike."""
+    least = max(size, lack + 1)
+    return min(real, least + (real - least) % KEPT)
+
+
 def small_exchange(spec: Spec, schedule: Schedule) -> tuple[Spec, Schedule]:
     """The spec with a few chunks along its longest dimension but the last, the others small, and the schedule on gangs of
     two blocks. Rows, pitches and offsets have the alignment of the real ones, so the kernels are the same: where the last
@@ -42,8 +48,10 @@ def small_exchange(spec: Spec, schedule: Schedule) -> tuple[Spec, Schedule]:
     order = [int(dim) for dim in str(spec.attribute("transpose") or "").split(",") if dim] or list(range(tensor.ndim))
     cut = {dim for dim in (tensor.shard_dim, None if spec.output.shard_dim is None else order[spec.output.shard_dim])
            if dim is not None}
-    sizes = [size // world if dim in cut else size for dim, size in enumerate(tensor.sizes)]
-    by_rows, free = order[-1] == tensor.ndim - 1, tensor.ndim > 1 and sizes[-1] * tensor.itemsize % KEPT == 0
+    sizes = [-(-size // world) if dim in cut else size for dim, size in enumerate(tensor.sizes)]
+    lacks = {dim: lack for dim in cut if (lack := sizes[dim] * world - tensor.sizes[dim])}  # of the last ranks together
+    by_rows, free = order[-1] == tensor.ndim - 1, tensor.ndim > 1 and not any(
+        size * tensor.itemsize % KEPT for size in (sizes[-1], lacks.get(tensor.ndim - 1, 0)))
     if tensor.ndim == 1:
         rest, unit, longest = 1, _part(sizes[0]) * tensor.itemsize, 0
         small = list(sizes)
@@ -59,7 +67,9 @@ def small_exchange(spec: Spec, schedule: Schedule) -> tuple[Spec, Schedule]:
     access = min(KEPT, _part(unit)) if by_rows else tensor.itemsize
     rows = max(KEPT, -(-CHUNK_UNITS * access // (unit * rest * KEPT)) * KEPT)  # of a chunk, along the longest dimension
     small[longest] = min(sizes[longest], rows * (chunks - 1) + (KEPT // 2 if free else _part(sizes[longest])))
-    shape = tuple(size * world if dim in cut else size for dim, size in enumerate(small))
+    for dim, lack in lacks.items():
+        small[dim] = _uneven(small[dim], sizes[dim], lack)
+    shape = tuple(size * world - lacks.get(dim, 0) if dim in cut else size for dim, size in enumerate(small))
     small_spec = dataclasses.replace(
         spec, inputs=(dataclasses.replace(tensor, shape=shape),),
         output=dataclasses.replace(spec.output, shape=tuple(shape[dim] for dim in order)))

@@ -10,8 +10,13 @@ from tilescale.schedules.plan import Buffer, Copy, Plan, Region
 Box = tuple[tuple[int, int], ...]  # (first, end) in every dimension
 
 
-def grid_of(buffer: Buffer) -> tuple[int, ...]:
-    return buffer.grid or (buffer.size,)
+def grid_of(buffer: Buffer, rank: int) -> tuple[int, ...]:
+    return buffer.rank_grids[rank] if buffer.rank_grids else buffer.grid or (buffer.size,)
+
+
+def whole_of(grid: Sequence[int]) -> list[Box]:
+    """The box of all of a grid; none where it holds nothing."""
+    return [tuple((0, size) for size in grid)] if prod(grid) else []
 
 
 def pitches(grid: Sequence[int]) -> tuple[int, ...]:
@@ -58,7 +63,7 @@ def box_of(region: Region, grid: Sequence[int]) -> Box | None:
     return tuple(found)
 
 
-def axes(one: Region, other: Region, grids: tuple[Sequence[int], Sequence[int]]) -> tuple[tuple[int, int], ...] | None:
+def axes(one: Region, other: Region, grids: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...] | None:
     """Which dimension of the first grid becomes which of the other when rows go from one region to the other, for those
     of which more than one index is covered. None where rows do not cover the same dimensions on both sides."""
     if tuple(count for count, _ in one.loops) != tuple(count for count, _ in other.loops):
@@ -122,19 +127,25 @@ class Grids:
     """The boxes of the regions of a plan."""
 
     def __init__(self, plan: Plan) -> None:
-        self.grids = {buffer.name: grid_of(buffer) for buffer in plan.buffers}
+        self._grids = {(buffer.name, rank): grid_of(buffer, rank) for buffer in plan.buffers for rank in range(plan.world)}
         self.plain = not any(buffer.grid for buffer in plan.buffers)
+
+    def of(self, buffer: str, rank: int) -> tuple[int, ...]:
+        return self._grids[buffer, rank]
+
+    def dims(self, buffer: str) -> int:
+        return len(self._grids[buffer, 0])
 
     def box(self, region: Region) -> Box:
         """Of a region that check_steps has accepted."""
         if self.plain:
             return ((region.offset, region.offset + region.size),)
-        found = box_of(region, self.grids[region.buffer])
+        found = box_of(region, self.of(region.buffer, region.rank))
         assert found is not None
         return found
 
     def axes(self, copy: Copy) -> tuple[tuple[int, int], ...]:
-        found = axes(copy.src, copy.dst, (self.grids[copy.src.buffer], self.grids[copy.dst.buffer]))
+        found = axes(copy.src, copy.dst, (self.of(copy.src.buffer, copy.src.rank), self.of(copy.dst.buffer, copy.dst.rank)))
         assert found is not None
         return found
 

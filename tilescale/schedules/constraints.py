@@ -9,9 +9,10 @@ from functools import lru_cache
 from itertools import pairwise
 
 from tilescale.schedules import tile
-from tilescale.schedules.exchanges import even, exchange_geometry, exchange_of, exchanges
+from tilescale.schedules.exchanges import exchange_geometry, exchange_of, exchanges
 from tilescale.schedules.footprint import SUMMED
 from tilescale.schedules.knob import BY_NAME
+from tilescale.schedules.ragged import RaggedGeometry, ragged, ragged_geometry
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import geometry_of, summed, sums
 from tilescale.schedules.transports import TRANSPORTS
@@ -30,6 +31,10 @@ class Constraint:
     name: str
     rule: str
     holds: Callable[[Spec, Schedule], bool]
+
+
+def _ragged(spec: Spec, s: Schedule) -> RaggedGeometry:
+    return ragged_geometry(spec, s.direction, s.num_comm_blocks)
 
 
 def _generated(spec: Spec, s: Schedule) -> bool:
@@ -74,6 +79,8 @@ def _needed_bytes(spec: Spec, s: Schedule) -> int:
     """Bytes a rank holds."""
     if sums(spec):
         return sum(buffer.size * buffer.versions for buffer in geometry_of(spec, s).buffers())
+    if ragged(spec):
+        return sum(buffer.size * buffer.versions for buffer in _ragged(spec, s).buffers())
     if exchanges(spec):
         buffers = exchange_geometry(spec, s.direction, s.chunk_rows).buffers()
         return sum(buffer.size * buffer.versions for buffer in buffers)
@@ -109,7 +116,7 @@ def num_chunks(spec: Spec, s: Schedule) -> int:
 
 
 def _chunk_within_shard(spec: Spec, s: Schedule) -> bool:
-    if s.overlap == "none":
+    if s.overlap == "none" or ragged(spec):
         return True
     domain = [int(v) for v in BY_NAME["chunk_rows"].domain]
     smaller = [v for v in domain if v < s.chunk_rows]
@@ -231,7 +238,8 @@ def _split_fills(spec: Spec, s: Schedule) -> bool:
 def _multicast_moves(spec: Spec, s: Schedule) -> bool:
     """A switch hands on what everyone receives, and adds up what all ranks have."""
     return not _multicast(s) or (
-        not exchanges(spec) and s.algorithm != "ring" and s.direction == ("pull" if sums(spec) else "push"))
+        not (exchanges(spec) or ragged(spec)) and s.algorithm != "ring"
+        and s.direction == ("pull" if sums(spec) else "push"))
 
 
 def _multicast(s: Schedule) -> bool:
@@ -256,8 +264,6 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: not (_multicast(s) and sums(spec) and spec.deterministic)),
     Constraint("multicast_rounds_once", "a switch adds at fp32's precision and rounds once, to what it adds: fp32, or the "
                                         "type of the output", _rounds_once),
-    Constraint("even_shards", "every rank holds the same number of rows, before and after an exchange",
-               lambda spec, s: even(spec) if exchanges(spec) else sums(spec) or len(set(_local_rows(spec))) == 1),
     Constraint("even_columns", "every rank holds as many columns, or rows, of B", lambda spec, s: _even_columns(spec)),
     Constraint("gpu_memory", "operands, output and workspace of a rank fit its share of the GPU's memory",
                lambda spec, s: _needed_bytes(spec, s) <= _memory_bytes(spec)),
@@ -295,6 +301,13 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: not (sums(spec) or exchanges(spec)) or num_chunks(spec, s) <= MAX_CHUNKS),
     Constraint("exchange_in_one_kernel", "an exchange overlaps in one kernel, not on streams",
                lambda spec, s: not (exchanges(spec) and s.overlap == "chunked")),
+    Constraint("ragged_in_one_kernel", "rows whose number the device alone knows are moved in one kernel, by peer_copy",
+               lambda spec, s: not ragged(spec) or (s.transport == "peer_copy" and s.overlap != "chunked")),
+    Constraint("ragged_pull", "rows are pulled where peers can read them: symmetric, or as many tokens on every rank, "
+               "copied first",
+               lambda spec, s: not ragged(spec) or s.direction == "push" or _ragged(spec, s).pullable),
+    Constraint("ragged_shared_memory", "the numbers of experts fit the shared memory of a block",
+               lambda spec, s: not ragged(spec) or _ragged(spec, s).shared_bytes <= spec.topology.gpu.smem_bytes),
     Constraint("engine_contiguous", "a copy engine copies contiguous bytes, not rows at a pitch",
                lambda spec, s: not exchanges(spec) or s.transport != "copy_engine" or exchange_of(spec).contiguous),
     Constraint("library_dtype", "library products take bfloat16, float16 and float32 operands",
@@ -307,6 +320,11 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("fused_has_kernel", "a fused schedule has a kernel to fuse into",
                lambda spec, s: not (s.overlap == "fused" and spec.operation.compute != "gemm"
                                     and s.transport == "copy_engine" and s.direction == "pull")),
+    Constraint("even_products", "products of the rows that a rank gathers are generated where all shards have as many",
+               lambda spec, s: not _generated(spec, s) or spec.operation.moves == () or sums(spec)
+               or len(set(_local_rows(spec))) == 1),
+    Constraint("rows_to_multiply", "products of no rows are left to the library, which is not called for them",
+               lambda spec, s: not _generated(spec, s) or spec.mnk[0] > 0),
     Constraint("wgmma_arch", "generated products use wgmma, which sm_90a has",
                lambda spec, s: not _generated(spec, s) or spec.topology.gpu.arch == "sm_90a"),
     Constraint("wgmma_dtype", "generated products take operands of one type: bfloat16, float16, float8_e4m3fn, float8_e5m2",

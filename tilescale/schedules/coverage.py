@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from tilescale.schedules.boxes import Box, Grids, meet, remaining, span
+from tilescale.schedules.boxes import Box, Grids, meet, remaining, span, whole_of
 from tilescale.schedules.footprint import accesses, places
 from tilescale.schedules.plan import Clear, Plan, Reduce, Region
 from tilescale.schedules.story import Counterexample, Place
@@ -69,15 +69,15 @@ def _check_boxes(plan: Plan, grids: Grids) -> Counterexample | None:
             continue
         left = remaining(box, (written for written, _ in writes.get(key, [])))
         if left:
-            low, high = span(left[0], grids.grids[region.buffer])
+            low, high = span(left[0], grids.of(region.buffer, region.rank))
             return Counterexample("data_flow", f"nothing writes byte {low} of {region.buffer} of rank {region.rank}, which "
                                   "is read", (place,), region.buffer, region.rank, low, high - low)
     return None
 
 
 def _boxes_once(rank: int, name: str, grids: Grids, writes: list[tuple[Box, Place]]) -> Counterexample | None:
-    grid = grids.grids[name]
-    left: list[Box] = [tuple((0, size) for size in grid)]
+    grid = grids.of(name, rank)
+    left = whole_of(grid)
     for at, (box, place) in enumerate(writes):
         rest = [part for each in left for part in remaining(each, [box])]
         if _volume(left) - _volume(rest) < _volume([box]):

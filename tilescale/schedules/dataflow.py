@@ -14,7 +14,7 @@ from tilescale.schedules.agents import CALLER, Model, Work
 from tilescale.schedules.following import Following
 from tilescale.schedules.footprint import SUMMED, describe, elements_of
 from tilescale.schedules.order import Run
-from tilescale.schedules.plan import Clear, Gemm, MultimemStore, Reduce, Region, Sum
+from tilescale.schedules.plan import Clear, Gemm, MultimemStore, Ragged, Reduce, Region, Sum
 from tilescale.schedules.story import Counterexample, Place
 
 OPERAND, PRODUCT, PART, OTHER, ZERO = "operand", "product", "part", "other", "zero"
@@ -149,6 +149,7 @@ class DataFlow(Following):
         if isinstance(step, Clear):
             self._contents(step.dst.rank, step.dst.buffer, call).write(step.dst.offset, step.dst.end, Value(ZERO, 0, call))
             return None
+        assert not isinstance(step, Ragged)  # check_steps leaves them to ragged operations
         pieces = self._read(step.src, call)
         if not _filled(pieces, step.src, call):
             return self._unwritten(rank, work, step.src, call)

@@ -38,7 +38,7 @@ class ExchangeShape:
 
 
 def counters(geo: ExchangeGeometry) -> int:
-    return 2 * geo.world * len(geo.chunks) + geo.world + 1
+    return 2 * geo.world * geo.max_chunks + geo.world + 1
 
 
 class ExchangePlan:
@@ -49,22 +49,22 @@ class ExchangePlan:
         self.launches: list[Launch] = []
         self.targets, self.sources = geo.exchange.targets(rank), geo.exchange.sources(rank)
         self.gang = 1 if shape.engine else shape.comm_blocks // shape.depth
-        self.outgoing, self.incoming = self._transfers(self.targets), self._transfers(self.sources)
+        self.outgoing = self._transfers([(peer, geo.chunks((rank, peer))) for peer in self.targets])
+        self.incoming = self._transfers([(peer, geo.chunks((peer, rank))) for peer in self.sources])
 
-    def _transfers(self, peers: Sequence[int]) -> list[Transfer]:
-        if self.shape.order == "peer_major":
-            return [(peer, chunk) for peer in peers for chunk in self.geo.chunks]
-        return [(peer, chunk) for chunk in self.geo.chunks for peer in peers]
+    def _transfers(self, peers: Sequence[tuple[int, tuple[Chunk, ...]]]) -> list[Transfer]:
+        found = [(peer, chunk) for peer, chunks in peers for chunk in chunks]
+        return found if self.shape.order == "peer_major" else sorted(found, key=lambda transfer: transfer[1].index)
 
     # -- counters ------------------------------------------------------------------------------------------------------
     def arrived(self, source: int, chunk: Chunk) -> int:
-        return source * len(self.geo.chunks) + chunk.index
+        return source * self.geo.max_chunks + chunk.index
 
-    def ready(self, source: int, chunk: Chunk) -> int:
-        return (self.geo.world + source) * len(self.geo.chunks) + (chunk.index if self.geo.stages else 0)
+    def ready(self, source: int, chunk: int) -> int:
+        return (self.geo.world + source) * self.geo.max_chunks + (chunk if self.geo.stages else 0)
 
     def begun(self, target: int) -> int:
-        return 2 * self.geo.world * len(self.geo.chunks) + target
+        return 2 * self.geo.world * self.geo.max_chunks + target
 
     @property
     def released(self) -> int:
@@ -97,11 +97,11 @@ class ExchangePlan:
             return [[self.geo.put(self.rank, peer, chunk), Signal(peer, self.arrived(self.rank, chunk))]
                     for peer, chunk in self.outgoing]
         if not self.geo.stages:
-            return [[Signal(peer, self.ready(self.rank, self.geo.chunks[0])) for peer in self.targets]]
+            return [[Signal(peer, self.ready(self.rank, 0)) for peer in self.targets]]
         staged: dict[Step, list[Step]] = {}  # what several peers read is staged once
         for peer, chunk in self.outgoing:
             copy = self.geo.stage(self.rank, peer, chunk)
-            staged.setdefault(copy, []).append(Signal(peer, self.ready(self.rank, chunk)))
+            staged.setdefault(copy, []).append(Signal(peer, self.ready(self.rank, chunk.index)))
         return [[copy, *signals] for copy, signals in staged.items()]
 
     def receive(self, senders: int) -> list[list[Step]]:
@@ -111,7 +111,7 @@ class ExchangePlan:
             if self.geo.push:
                 found.append([Wait(self.arrived(peer, chunk), senders), self.geo.take(peer, self.rank, chunk)])
                 continue
-            steps: list[Step] = [Wait(self.ready(peer, chunk), senders), self.geo.get(peer, self.rank, chunk)]
+            steps: list[Step] = [Wait(self.ready(peer, chunk.index), senders), self.geo.get(peer, self.rank, chunk)]
             found.append([*steps, Signal(peer, self.released)] if self.reads_operands else steps)
         return found
 

@@ -13,7 +13,6 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import gcd, prod
 
-from tilescale.errors import PlanError
 from tilescale.schedules.boxes import Box, pitches
 from tilescale.schedules.geometry import Chunk, cut
 from tilescale.schedules.plan import Buffer, Copy, Goal, Region
@@ -29,28 +28,39 @@ def exchanges(spec: Spec) -> bool:
     return any(move.kind == "exchange" for move in spec.operation.moves)
 
 
-def even(spec: Spec) -> bool:
-    """Whether operand and output have one local shape on every rank."""
-    return all(len({tensor.local_shape(rank, spec.world) for rank in range(spec.world)}) == 1
-               for tensor in (spec.inputs[0], spec.output))
-
-
 @dataclass(frozen=True)
 class Exchange:
-    """What does not depend on the schedule. `operand`, `output`: the grids of local tensors; `pieces`: by pair, boxes of
-    these; `turn[d]`: dimension of the output's grid that dimension d of the operand's becomes. Rows of a piece are `unit`
-    indices of dimension `along` of the operand's grid; every piece has `rows`.
+    """What does not depend on the schedule. `operands`, `outputs`: the grids of the local tensors of every rank, that of
+    rank 0 being the largest; `pieces`: by pair, boxes of these; `turn[d]`: dimension of the output's grid that dimension d
+    of the operand's becomes. Rows of a piece are `unit` indices of dimension `along` of the operand's grid.
     """
 
     world: int
-    operand: tuple[int, ...]
-    output: tuple[int, ...]
+    operands: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...], ...]
     pieces: tuple[tuple[Pair, Ends], ...]
     turn: tuple[int, ...]
     along: int
     unit: int
-    rows: int
     symmetric: bool
+
+    @property
+    def operand(self) -> tuple[int, ...]:
+        return self.operands[0]
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        return self.outputs[0]
+
+    def rows_of(self, pair: Pair) -> int:
+        """Rows of a piece."""
+        low, high = self.by_pair[pair][0][self.along]
+        return (high - low) // self.unit
+
+    @cached_property
+    def rows(self) -> int:
+        """Of the largest piece."""
+        return max(self.rows_of(pair) for pair in self.by_pair)
 
     @cached_property
     def by_pair(self) -> dict[Pair, Ends]:
@@ -76,7 +86,7 @@ class Exchange:
         """What offsets, rows and pitches of all copies are multiples of, in bytes."""
         edges = [edge for _, ends in self.pieces for box in ends for edge in box[-1]]
         last = self.unit if self.along == len(self.operand) - 1 else 0
-        return gcd(last, *edges, *pitches(self.operand)[:-1], *pitches(self.output)[:-1])
+        return gcd(last, *edges, *(pitch for grid in (*self.operands, *self.outputs) for pitch in pitches(grid)[:-1]))
 
     @property
     def contiguous(self) -> bool:
@@ -86,28 +96,31 @@ class Exchange:
 
 @lru_cache(maxsize=64)
 def exchange_of(spec: Spec) -> Exchange:
-    """The exchange that `spec` declares. Raises PlanError where ranks hold different shapes."""
-    if not even(spec):
-        raise PlanError("shards are equal on every rank", spec.label, "choose sizes that the ranks divide")
+    """The exchange that `spec` declares."""
     world, tensor = spec.world, spec.inputs[0]
     results = [result_of(spec, rank) for rank in range(world)]
     found: dict[Pair, Ends] = {}
     for target, result in enumerate(results):
-        for at, source in enumerate(result.terms[0][0].ranks):
-            ends = _ends(result, tensor.local_shape(source, world), at)
+        first, (factor,) = 0, result.terms[0]
+        for source in factor.ranks:
+            local = tensor.local_shape(source, world)
+            ends = _ends(result, local, first)
+            first += local[factor.dim] if len(factor.ranks) > 1 else 0
             if ends is not None:
                 found[source, target] = ends
     order = (*(results[0].order or range(tensor.ndim)), tensor.ndim)  # behind all dimensions, the bytes of an element
     groups = _groups(order, {dim for result in results for dim in _cuts(result)}, tensor.ndim)
-    operand, output = tensor.local_shape(0, world), spec.output.local_shape(0, world)
+    operands, outputs = ([each.local_shape(rank, world) for rank in range(world)] for each in (tensor, spec.output))
     taken = sorted(groups, key=lambda group: order.index(group[0]))
     turned = tuple(tuple(order.index(dim) for dim in group) for group in taken)
-    pieces = tuple((pair, (_merged(one, groups, operand, tensor.itemsize), _merged(other, turned, output, tensor.itemsize)))
+    size = tensor.itemsize
+    pieces = tuple((pair, (_merged(one, groups, operands[0], size), _merged(other, turned, outputs[0], size)))
                    for pair, (one, other) in sorted(found.items()))
-    along, unit, rows = _rows(pieces[0][1][0], groups, operand, tensor.itemsize)
+    along, unit = _rows(pieces[0][1][0], groups, operands[0], size)
     return Exchange(
-        world, _grid(groups, operand, tensor.itemsize), _grid(turned, output, tensor.itemsize), pieces,
-        tuple(taken.index(group) for group in groups), along, unit, rows, spec.placement == "symmetric")
+        world, tuple(_grid(groups, local, size) for local in operands),
+        tuple(_grid(turned, local, size) for local in outputs), pieces, tuple(taken.index(group) for group in groups),
+        along, unit, spec.placement == "symmetric")
 
 
 def _cuts(result: Result) -> set[int]:
@@ -116,12 +129,13 @@ def _cuts(result: Result) -> set[int]:
     return ({factor.dim} if len(factor.ranks) > 1 else set()) | ({result.dim} if result.size is not None else set())
 
 
-def _ends(result: Result, local: tuple[int, ...], at: int) -> Ends | None:
-    """The piece of source number `at` of a result, in dimensions of the tensor; None where it is empty."""
+def _ends(result: Result, local: tuple[int, ...], begin: int) -> Ends | None:
+    """The piece of a source of a result whose shard begins at `begin` of the joined tensor, in dimensions of the tensor;
+    None where it is empty."""
     factor = result.terms[0][0]
     one, other = [], []
     for dim, size in enumerate(local):
-        first = at * size if dim == factor.dim and len(factor.ranks) > 1 else 0  # of this shard in the joined tensor
+        first = begin if dim == factor.dim else 0  # of this shard in the joined tensor
         low, high = first, first + size
         start = 0
         if dim == result.dim and result.size is not None:
@@ -156,7 +170,7 @@ def _grid(groups: tuple[tuple[int, ...], ...], local: tuple[int, ...], itemsize:
 
 
 def _merged(box: Box, groups: tuple[tuple[int, ...], ...], local: tuple[int, ...], itemsize: int) -> Box:
-    """A box of the tensor in dimensions of the grid: what is merged behind the first of a group is whole."""
+    """A box of the tensor in dimensions of the grid: what is merged behind the first of a group is whole, on every rank."""
     sizes, ranges, found = _sizes(local, itemsize), (*box, (0, itemsize)), []
     for first, *rest in groups:
         inner = prod(sizes[dim] for dim in rest)
@@ -164,9 +178,9 @@ def _merged(box: Box, groups: tuple[tuple[int, ...], ...], local: tuple[int, ...
     return tuple(found)
 
 
-def _rows(box: Box, groups: tuple[tuple[int, ...], ...], local: tuple[int, ...], itemsize: int) -> tuple[int, int, int]:
-    """The dimension of the grid that chunks cut, how many of its indices are a row, and the rows of a piece: where most
-    rows are, a row being all of the last dimension of the tensor."""
+def _rows(box: Box, groups: tuple[tuple[int, ...], ...], local: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+    """The dimension of the grid that chunks cut, and how many of its indices are a row: where most rows of the piece are, a
+    row being all of the last dimension of the tensor."""
     sizes, found = _sizes(local, itemsize), []
     for at, group in enumerate(groups):
         whole = [dim for dim in group if dim >= len(local) - 1]
@@ -175,8 +189,8 @@ def _rows(box: Box, groups: tuple[tuple[int, ...], ...], local: tuple[int, ...],
             found.append((-((box[at][1] - box[at][0]) // unit), at, unit))
     if not found:  # a tensor of one dimension
         found.append((-((box[0][1] - box[0][0]) // itemsize), 0, itemsize))
-    rows, along, unit = min(found)
-    return along, unit, -rows
+    _, along, unit = min(found)
+    return along, unit
 
 
 @dataclass(frozen=True)
@@ -196,22 +210,30 @@ class ExchangeGeometry:
         """Whether the operand is first copied to where peers can read it."""
         return not self.push and not self.exchange.symmetric
 
-    @cached_property
-    def chunks(self) -> tuple[Chunk, ...]:
+    def chunks(self, pair: Pair) -> tuple[Chunk, ...]:
         """The rows of a piece, in parts."""
-        return cut(self.exchange.rows, self.chunk_rows)
+        return cut(self.exchange.rows_of(pair), self.chunk_rows)
+
+    @cached_property
+    def max_chunks(self) -> int:
+        return len(cut(self.exchange.rows, self.chunk_rows))
 
     def buffers(self) -> tuple[Buffer, ...]:
         """All buffers of the plan. Two versions where a peer may be one call ahead or behind."""
         e = self.exchange
-        grids: tuple[tuple[int, ...], ...] = ((), ()) if e.contiguous else (e.operand, e.output)
-        found = [Buffer("a", "input", prod(e.operand), e.symmetric and not self.push, grid=grids[0]),
-                 Buffer("out", "output", prod(e.output), grid=grids[1])]
+        found = [self._buffer("a", "input", e.operands, e.symmetric and not self.push),
+                 self._buffer("out", "output", e.outputs)]
         if self.push:
-            found.append(Buffer("inbox", "workspace", prod(e.output), True, 2, grid=grids[1]))
+            found.append(self._buffer("inbox", "workspace", e.outputs, True, 2))
         if self.stages:
-            found.append(Buffer("staging", "workspace", prod(e.operand), True, 2, grid=grids[0]))
+            found.append(self._buffer("staging", "workspace", e.operands, True, 2))
         return tuple(found)
+
+    def _buffer(self, name: str, role: str, grids: tuple[tuple[int, ...], ...], visible: bool = False, versions: int = 1
+                ) -> Buffer:
+        """A buffer that holds local tensors of these grids, by rank."""
+        grid, differing = () if self.exchange.contiguous else grids[0], grids if len({*grids}) > 1 else ()
+        return Buffer(name, role, prod(grids[0]), visible, versions, grid=grid, rank_grids=differing)
 
     def goal(self) -> Goal:
         pieces = (self._regions(pair, None, "a", "out") for pair, _ in self.exchange.pieces)
@@ -228,8 +250,8 @@ class ExchangeGeometry:
     def take(self, source: int, target: int, chunk: Chunk) -> Copy:
         """What has arrived, to where the caller wants it."""
         (box,) = self._boxes((source, target), chunk)[1:]
-        inbox, out = self._pair((("inbox", target, box), ("out", target, box)), self.exchange.output, self.exchange.output,
-                                tuple(range(len(box))))
+        inbox, out = self._pair((("inbox", target, box), ("out", target, box)), self.exchange.outputs[target],
+                                self.exchange.outputs[target], tuple(range(len(box))))
         return Copy(inbox, out)
 
     def get(self, source: int, target: int, chunk: Chunk) -> Copy:
@@ -238,8 +260,8 @@ class ExchangeGeometry:
     def stage(self, source: int, target: int, chunk: Chunk) -> Copy:
         """What a peer will read, to where it can."""
         box = self._boxes((source, target), chunk)[0]
-        a, staging = self._pair((("a", source, box), ("staging", source, box)), self.exchange.operand,
-                                self.exchange.operand, tuple(range(len(box))))
+        a, staging = self._pair((("a", source, box), ("staging", source, box)), self.exchange.operands[source],
+                                self.exchange.operands[source], tuple(range(len(box))))
         return Copy(a, staging)
 
     def _boxes(self, pair: Pair, chunk: Chunk | None) -> Ends:
@@ -255,7 +277,8 @@ class ExchangeGeometry:
     def _regions(self, pair: Pair, chunk: Chunk | None, source: str, target: str) -> tuple[Region, Region]:
         here, there = self._boxes(pair, chunk)
         e = self.exchange
-        return self._pair(((source, pair[0], here), (target, pair[1], there)), e.operand, e.output, e.turn)
+        return self._pair(((source, pair[0], here), (target, pair[1], there)), e.operands[pair[0]], e.outputs[pair[1]],
+                          e.turn)
 
     @staticmethod
     def _pair(ends: tuple[tuple[str, int, Box], tuple[str, int, Box]], source: tuple[int, ...], target: tuple[int, ...],

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
-from tilescale.schedules.boxes import Box, Grids, axes, box_of, grid_of, meet, remaining, span
+from tilescale.schedules.boxes import Box, Grids, axes, box_of, grid_of, meet, remaining, span, whole_of
 from tilescale.schedules.plan import (
     Buffer,
     Clear,
@@ -17,6 +17,7 @@ from tilescale.schedules.plan import (
     MultimemReduce,
     MultimemStore,
     Plan,
+    Ragged,
     Reduce,
     Region,
     Role,
@@ -45,6 +46,8 @@ def accesses(step: Step) -> tuple[tuple[Region, bool], ...]:
         return (*((src, False) for src in (*step.srcs, *step.extras)), (step.dst, True))
     if isinstance(step, Gemm):
         return (*((src, False) for src in (step.a, step.b, *step.extras)), (step.out, True))
+    if isinstance(step, Ragged):
+        return (*((region, False) for region in step.reads), *((region, True) for region in step.writes))
     return ()
 
 
@@ -81,6 +84,8 @@ def describe(step: Step) -> str:
         return f"Sum of {', '.join(map(_region, step.srcs))} to {_region(step.dst)}{_then(step)}"
     if isinstance(step, Gemm):
         return f"Gemm {step.m}x{step.n}x{step.k} of {_region(step.a)} to {_region(step.out)}{_then(step)}"
+    if isinstance(step, Ragged):
+        return f"Ragged {step.task} for rank {step.peer}"
     if isinstance(step, Signal):
         return f"Signal +{step.value} to counter {step.counter} of rank {step.rank}"
     return f"Wait for {step.value} on counter {step.counter}"
@@ -112,7 +117,9 @@ def check_structure(plan: Plan) -> Counterexample | None:
                 f"buffer {buffer.name} must have its own name, a role of {ROLES}, one or two "
                 f"versions and a size; got {buffer}",
             )
-        if buffer.grid and (min(buffer.grid) < 1 or prod(buffer.grid) != buffer.size):
+        grids = buffer.rank_grids
+        wrong = len(grids) not in (0, plan.world) or max(map(prod, grids), default=0) > buffer.size
+        if wrong or (buffer.grid and (min(buffer.grid) < 1 or prod(buffer.grid) != buffer.size)):
             return Counterexample("structure", f"a grid must hold the bytes of its buffer; got {buffer}")
     problem = _check_goal(plan)
     if problem:
@@ -144,6 +151,8 @@ def _check_goal(plan: Plan) -> Counterexample | None:
             )
     if goal.pieces:
         return _check_pieces(plan)
+    if goal.ragged:
+        return None
     starts = goal.starts
     if len(starts) != plan.world + 1 or starts[0] != 0 or any(a > b for a, b in pairwise(starts)):
         return Counterexample("structure", f"the goal needs one rising start a rank and the total; got {starts}")
@@ -164,11 +173,11 @@ def _check_goal(plan: Plan) -> Counterexample | None:
 def _check_pieces(plan: Plan) -> Counterexample | None:
     """The pieces are boxes of operands and outputs, and cover each output once."""
     goal, wanted = plan.goal, dict[int, list[Box]]()
-    grids = {name: grid_of(plan.buffer(name)) for name in (goal.operand, goal.output)}
     for target, source in goal.pieces:
-        box, known = box_of(target, grids[goal.output]), source.buffer == goal.operand and target.buffer == goal.output
-        fits = target.size == source.size and box_of(source, grids[goal.operand]) is not None
-        if not known or not fits or box is None or axes(source, target, (grids[goal.operand], grids[goal.output])) is None:
+        ends = grid_of(plan.buffer(goal.operand), source.rank), grid_of(plan.buffer(goal.output), target.rank)
+        box, known = box_of(target, ends[1]), source.buffer == goal.operand and target.buffer == goal.output
+        fits = target.size == source.size and box_of(source, ends[0]) is not None
+        if not known or not fits or box is None or axes(source, target, ends) is None:
             return Counterexample(
                 "structure",
                 f"a piece must go from the operand to the output, from a box to one of its shape; got {_region(source)} "
@@ -176,9 +185,9 @@ def _check_pieces(plan: Plan) -> Counterexample | None:
             )
         wanted.setdefault(target.rank, []).append(box)
     for rank in range(plan.world):
-        boxes = wanted.get(rank, [])
-        left = remaining(tuple((0, size) for size in grids[goal.output]), boxes)
-        twice = sum(prod(high - low for low, high in box) for box in boxes) > plan.buffer(goal.output).size
+        boxes, grid = wanted.get(rank, []), grid_of(plan.buffer(goal.output), rank)
+        left = [part for whole in whole_of(grid) for part in remaining(whole, boxes)]
+        twice = sum(prod(high - low for low, high in box) for box in boxes) > prod(grid)
         if left or twice:
             return Counterexample("structure", f"the pieces must cover the output of rank {rank}, each byte once")
     return None
@@ -226,6 +235,7 @@ def check_steps(plan: Plan) -> Counterexample | None:
         Sum: _check_sum,
         MultimemStore: lambda plan, rank, step: _check_copy(plan, rank, step) or _check_multicast(plan, step, step.targets),
         MultimemReduce: _check_multimem_reduce,
+        Ragged: _check_ragged,
         Signal: _check_signal,
         Wait: _check_wait,
     }
@@ -250,8 +260,8 @@ def _check_region(plan: Plan, rank: int, region: Region, write: bool, buffer: Bu
         return "bounds", f"{_region(region)} is not in a buffer of the plan"
     if region.offset < 0 or region.size <= 0 or region.end > buffer.size:
         return "bounds", f"{_region(region)} is not inside a buffer of {buffer.size} bytes"
-    if (region.loops or buffer.grid) and box_of(region, grid_of(buffer)) is None:
-        return "structure", f"{_region(region)} must be a box of the grid {grid_of(buffer)} of its buffer"
+    if (region.loops or buffer.grid) and box_of(region, grid_of(buffer, region.rank)) is None:
+        return "structure", f"{_region(region)} must be a box of the grid {grid_of(buffer, region.rank)} of its buffer"
     if region.rank != rank and not buffer.peer_visible:
         return "visibility", f"rank {rank} uses {region.buffer} of rank {region.rank}, which peers cannot see"
     if write and buffer.role == "input":
@@ -266,7 +276,7 @@ def _overlapping(step: Step, grids: Grids) -> Region | None:
             if write and not other_write and (region.rank, region.buffer) == (other.rank, other.buffer):
                 shared = meet(grids.box(region), grids.box(other))
                 if shared is not None:
-                    low, high = span(shared, grids.grids[region.buffer])
+                    low, high = span(shared, grids.of(region.buffer, region.rank))
                     return Region(region.buffer, region.rank, low, high - low)
     return None
 
@@ -280,7 +290,7 @@ def _check_copy(plan: Plan, rank: int, step: Copy) -> Problem | None:
         return "copy_size", f"a copy reads as many bytes as it writes; got {step.src.size} and {step.dst.size}"
     if not (step.src.loops or step.dst.loops):
         return None
-    grids = tuple(grid_of(plan.buffer(region.buffer)) for region in (step.src, step.dst))
+    grids = tuple(grid_of(plan.buffer(region.buffer), region.rank) for region in (step.src, step.dst))
     if axes(step.src, step.dst, (grids[0], grids[1])) is None:
         return "copy_size", f"a copy takes rows of one shape from one place to another; got {describe(step)}"
     return None
@@ -342,6 +352,12 @@ def _check_multicast(plan: Plan, step: Step, regions: Sequence[Region]) -> Probl
         return "multicast", (
             "a multicast address stands for one range of a peer-visible buffer of every rank, in units of 16 bytes; got "
             f"{describe(step)}")
+    return None
+
+
+def _check_ragged(plan: Plan, rank: int, step: Ragged) -> Problem | None:
+    if not plan.goal.ragged or not 0 <= step.peer < plan.world:
+        return "structure", f"a ragged step is for one of {plan.world} ranks, of a ragged operation; got {describe(step)}"
     return None
 
 

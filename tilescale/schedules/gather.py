@@ -45,32 +45,41 @@ class RankPlan:
         self.geo, self.shape, self.rank = geo, shape, rank
         self.peers = tuple((rank + d) % geo.world for d in range(1, geo.world))
         self.launches: list[Launch] = []
-        chunks = len(geo.chunks)
-        self.incoming = shape.algorithm.incoming(rank, geo.world, chunks, shape.order)
-        self.outgoing = shape.algorithm.outgoing(rank, geo.world, chunks, shape.order)
+        self.own_chunks = geo.chunks(rank)
+        self.incoming = self._there(shape.algorithm.incoming(rank, geo.world, geo.max_chunks, shape.order))
+        self.outgoing = self._there(shape.algorithm.outgoing(rank, geo.world, geo.max_chunks, shape.order))
         self.gang = 1 if shape.engine else shape.comm_blocks // shape.depth
         # Blocks that announce a chunk: those that have staged it, or one where it lies ready.
         self.announcers = self.gang if geo.stages or shape.overlap == "fused" else 1
 
+    def _there(self, transfers: Sequence[Transfer]) -> list[Transfer]:
+        """Those of chunks that their owners have: smaller shards have fewer."""
+        return [t for t in transfers if t.chunk < len(self.geo.chunks(t.source))]
+
+    def chunk_of(self, transfer: Transfer) -> Chunk:
+        return self.geo.chunks(transfer.source)[transfer.chunk]
+
     # -- counters ------------------------------------------------------------------------------------------------------
     def arrived(self, source: int, chunk: int) -> int:
-        return source * len(self.geo.chunks) + chunk
+        return source * self.geo.max_chunks + chunk
 
     def ready(self, source: int, chunk: int) -> int:
-        return (self.geo.world + source) * len(self.geo.chunks) + (chunk if self.geo.stages else 0)
+        return (self.geo.world + source) * self.geo.max_chunks + (chunk if self.geo.stages else 0)
 
     @property
     def released(self) -> int:
-        return 2 * self.geo.world * len(self.geo.chunks)
+        return 2 * self.geo.world * self.geo.max_chunks
 
     # -- steps ---------------------------------------------------------------------------------------------------------
-    def move(self, transfer: Transfer) -> Copy:
-        """The put (push) or get (pull) of a transfer."""
-        chunk, source = self.geo.chunks[transfer.chunk], transfer.source
+    def move(self, transfer: Transfer) -> list[Step]:
+        """The put (push) or get (pull) of a transfer; of an empty chunk there is none."""
+        chunk, source = self.chunk_of(transfer), transfer.source
+        if not chunk.rows:
+            return []
         if self.geo.push:
             held = self.geo.own(source, chunk) if source == self.rank else self.geo.gathered(self.rank, source, chunk)
-            return Copy(held, self.geo.gathered(transfer.target, source, chunk))
-        return Copy(self.geo.staged(source, chunk), self.geo.gathered(self.rank, source, chunk))
+            return [Copy(held, self.geo.gathered(transfer.target, source, chunk))]
+        return [Copy(self.geo.staged(source, chunk), self.geo.gathered(self.rank, source, chunk))]
 
     def before(self, transfer: Transfer) -> tuple[Step, ...]:
         """What a pull waits for, or who passes on what it received. Other pushes need nothing, since the buffer has two
@@ -94,12 +103,13 @@ class RankPlan:
     def give(self, chunks: Sequence[Chunk], transfers: Sequence[Transfer]) -> list[Step]:
         """Put what is pushed: each transfer, or where a switch hands on each of `chunks` once, to all ranks."""
         if not self.shape.multicast:
-            return [step for t in transfers for step in (*self.before(t), self.move(t), *self.after(t, local=True))]
+            return [step for t in transfers for step in (*self.before(t), *self.move(t), *self.after(t, local=True))]
         steps: list[Step] = []
         for chunk in chunks:
-            others = tuple(self.geo.gathered(peer, self.rank, chunk) for peer in self.peers)
-            here = self.geo.gathered(self.rank, self.rank, chunk)
-            steps.append(MultimemStore(self.geo.own(self.rank, chunk), here, others))
+            if chunk.rows:
+                others = tuple(self.geo.gathered(peer, self.rank, chunk) for peer in self.peers)
+                here = self.geo.gathered(self.rank, self.rank, chunk)
+                steps.append(MultimemStore(self.geo.own(self.rank, chunk), here, others))
             steps += [Signal(peer, self.arrived(self.rank, chunk.index)) for peer in self.peers]
         return steps
 
@@ -107,27 +117,27 @@ class RankPlan:
         """Tell every peer that the chunk may be read."""
         return tuple(Signal(peer, self.ready(self.rank, chunk.index)) for peer in self.peers)
 
-    def stage(self, chunk: Chunk) -> Copy:
-        return Copy(self.geo.own(self.rank, chunk), self.geo.staged(self.rank, chunk))
+    def stage(self, chunk: Chunk) -> list[Step]:
+        return [Copy(self.geo.own(self.rank, chunk), self.geo.staged(self.rank, chunk))] if chunk.rows else []
 
     def wait_released(self) -> Wait:
-        return Wait(self.released, len(self.peers) * len(self.geo.chunks) * self.gang)
+        return Wait(self.released, len(self.peers) * len(self.own_chunks) * self.gang)
 
     def segments(self, waits: bool) -> list[Step]:
         """Own rows first, then the others in the order they are expected, each behind its wait."""
-        steps: list[Step] = [self.own_rows()]
+        steps = self.own_rows()
         for t in self.incoming:
-            steps += ([Wait(self.arrived(t.source, t.chunk), self.gang)] if waits else []) + [self.received_rows(t)]
+            steps += [*([Wait(self.arrived(t.source, t.chunk), self.gang)] if waits else []), *self.received_rows(t)]
         return steps
 
-    def own_rows(self) -> Step:
-        whole = self.geo.whole()
-        return self.geo.consume(self.rank, self.rank, whole, self.geo.own(self.rank, whole))
+    def own_rows(self) -> list[Step]:
+        whole = self.geo.whole(self.rank)
+        return [self.geo.consume(self.rank, self.rank, whole, self.geo.own(self.rank, whole))] if whole.rows else []
 
-    def received_rows(self, transfer: Transfer) -> Step:
-        chunk = self.geo.chunks[transfer.chunk]
+    def received_rows(self, transfer: Transfer) -> list[Step]:
+        chunk = self.chunk_of(transfer)
         landed = self.geo.gathered(self.rank, transfer.source, chunk)
-        return self.geo.consume(self.rank, transfer.source, chunk, landed)
+        return [self.geo.consume(self.rank, transfer.source, chunk, landed)] if chunk.rows else []
 
     # -- launches ------------------------------------------------------------------------------------------------------
     def add(self, name: str, stream: int, roles: Sequence[Role], after: Sequence[str] = (), *, work: bool = False,
@@ -144,9 +154,13 @@ class RankPlan:
         self.launches.append(Launch(name, stream, (role,), tuple(after), "signal", SIGNAL_THREADS, 0))
         return name
 
-    def host_copy(self, name: str, stream: int, copy: Step, after: Sequence[str] = ()) -> str:
-        self.launches.append(Launch(name, stream, (Role(name, "copy_engine", 1, (copy,)),), tuple(after), "copy_engine"))
-        return name
+    def host_copy(self, name: str, stream: int, copies: Sequence[Step], after: Sequence[str] = ()) -> str:
+        """A copy by a copy engine, where there is one; the name of the last launch on the stream."""
+        for copy in copies:
+            role = Role(name, "copy_engine", 1, (copy,))
+            self.launches.append(Launch(name, stream, (role,), tuple(after), "copy_engine"))
+            return name
+        return next((launch.name for launch in reversed(self.launches) if launch.stream == stream), "")
 
     def work(self, name: str, stream: int, steps: Sequence[Step], after: Sequence[str] = ()) -> None:
         """Launches that multiply or copy out `steps`, which need no waits of their own."""
@@ -161,7 +175,7 @@ class RankPlan:
                      family="gemm")
         elif self.shape.engine:
             for i, step in enumerate(steps):
-                self.host_copy(f"{name}.{i}", stream, step, after)
+                self.host_copy(f"{name}.{i}", stream, [step], after)
         else:
             self.add(name, stream, [Role(name, "blocks", self.shape.work_blocks, tuple(steps))], after)
 
@@ -198,17 +212,17 @@ def _gang_steps(plan: RankPlan, gang: int) -> list[Step]:
     geo, depth = plan.geo, plan.shape.depth
     steps: list[Step] = []
     if geo.stages:
-        for chunk in geo.chunks[gang::depth]:
-            steps += [plan.stage(chunk), *plan.announce(chunk)]
+        for chunk in plan.own_chunks[gang::depth]:
+            steps += [*plan.stage(chunk), *plan.announce(chunk)]
     elif not geo.push and gang == 0:
-        steps += plan.announce(geo.whole())
+        steps += plan.announce(plan.own_chunks[0])
     if not geo.gathers and gang == 0:
-        steps.append(plan.own_rows())
+        steps += plan.own_rows()
     if geo.push:
-        steps += plan.give(geo.chunks[gang::depth], plan.outgoing[gang::depth])
+        steps += plan.give(plan.own_chunks[gang::depth], plan.outgoing[gang::depth])
     else:
         for transfer in plan.incoming[gang::depth]:
-            steps += [*plan.before(transfer), plan.move(transfer), *plan.after(transfer, local=True)]
+            steps += [*plan.before(transfer), *plan.move(transfer), *plan.after(transfer, local=True)]
     if not geo.push and geo.symmetric and gang == 0:
         steps.append(plan.wait_released())
     return steps
@@ -237,12 +251,12 @@ def _engine_transfers(plan: RankPlan, transfers: Sequence[Transfer], streams: Se
 def _engine_staging(plan: RankPlan) -> None:
     geo, depth = plan.geo, plan.shape.depth
     if geo.stages:
-        for chunk in geo.chunks:
+        for chunk in plan.own_chunks:
             stream = 1 + chunk.index % depth
             plan.host_copy(f"stage.{chunk.index}", stream, plan.stage(chunk))
             plan.small(f"stage.{chunk.index}.signal", stream, plan.announce(chunk))
     elif not geo.push:
-        plan.small("announce", 1, plan.announce(geo.whole()))
+        plan.small("announce", 1, plan.announce(plan.own_chunks[0]))
 
 
 def _release(plan: RankPlan) -> None:
@@ -255,14 +269,14 @@ def _release(plan: RankPlan) -> None:
 def lower_chunked(plan: RankPlan) -> None:
     """Copies on `depth` streams, chunk by chunk; work on stream 0 as chunks have arrived from every rank."""
     geo, shape = plan.geo, plan.shape
-    _stage_chunks(plan, [1 + c.index % shape.depth for c in geo.chunks])
-    plan.work("own", 0, [plan.own_rows()])
-    for chunk in geo.chunks:
-        tail = _communicate(plan, chunk, 1 + chunk.index % shape.depth)
-        _receive(plan, [chunk], [tail])
+    _stage_chunks(plan, [1 + c.index % shape.depth for c in plan.own_chunks])
+    plan.work("own", 0, plan.own_rows())
+    for chunk in range(geo.max_chunks):
+        tail = _communicate(plan, chunk, 1 + chunk % shape.depth)
+        _receive(plan, chunk, [chunk])
         if geo.gathers:
-            received = [plan.received_rows(t) for t in plan.incoming if t.chunk == chunk.index]
-            plan.work(f"work.{chunk.index}", 0, received, () if geo.push else [tail])
+            received = [step for t in plan.incoming if t.chunk == chunk for step in plan.received_rows(t)]
+            plan.work(f"work.{chunk}", 0, received, [tail] if tail and not geo.push else ())
     _release(plan)
     plan.finish()
 
@@ -270,25 +284,25 @@ def lower_chunked(plan: RankPlan) -> None:
 def lower_none(plan: RankPlan) -> None:
     """First all copies, then all the work, on one stream."""
     geo, shape = plan.geo, plan.shape
-    _stage_chunks(plan, [0 for _ in geo.chunks])
-    gathered = geo.computes and shape.library
-    if gathered and not shape.multicast:  # which stores the own rows, too
-        copy = Copy(geo.own(plan.rank, geo.whole()), geo.gathered(plan.rank, plan.rank, geo.whole()))
+    _stage_chunks(plan, [0 for _ in plan.own_chunks])
+    gathered, own = geo.computes and shape.library, geo.whole(plan.rank)
+    if gathered and own.rows and not shape.multicast:  # which stores the own rows, too
+        copy = Copy(geo.own(plan.rank, own), geo.gathered(plan.rank, plan.rank, own))
         if shape.engine:
-            plan.host_copy("own", 0, copy)
+            plan.host_copy("own", 0, [copy])
         else:
             plan.add("own", 0, [Role("own", "blocks", shape.comm_blocks, (copy,))])
-    for chunk in geo.chunks:
-        _communicate(plan, chunk, 0)
-    _receive(plan, geo.chunks, [])
-    if gathered:
-        everything = Chunk(0, 0, geo.rows * geo.world)
+    for number in range(geo.max_chunks):
+        _communicate(plan, number, 0)
+    _receive(plan, 0, range(geo.max_chunks))
+    if gathered and geo.total:
+        everything = Chunk(0, 0, geo.total)
         operand = geo.gathered(plan.rank, 0, everything)
         plan.work("work", 0, [geo.consume(plan.rank, 0, everything, operand)])
     elif geo.gathers:
         plan.work("work", 0, plan.segments(waits=False))
     else:
-        plan.work("own", 0, [plan.own_rows()])
+        plan.work("own", 0, plan.own_rows())
     _release(plan)
     plan.finish()
 
@@ -298,31 +312,34 @@ def _stage_chunks(plan: RankPlan, streams: Sequence[int]) -> None:
     if plan.geo.push:
         return
     if not plan.geo.stages:
-        plan.small("announce", streams[0], plan.announce(plan.geo.whole()))
+        plan.small("announce", streams[0], plan.announce(plan.own_chunks[0]))
         return
-    for chunk, stream in zip(plan.geo.chunks, streams, strict=True):
+    for chunk, stream in zip(plan.own_chunks, streams, strict=True):
         name = f"stage.{chunk.index}"
         if plan.shape.engine:
             plan.host_copy(name, stream, plan.stage(chunk))
             plan.small(f"{name}.signal", stream, plan.announce(chunk))
         else:
-            steps = (plan.stage(chunk), *plan.announce(chunk))
+            steps = (*plan.stage(chunk), *plan.announce(chunk))
             plan.add(name, stream, [Role(name, "blocks", plan.gang, steps)])
 
 
-def _communicate(plan: RankPlan, chunk: Chunk, stream: int) -> str:
-    """All transfers of one chunk on `stream`; the name of the launch after which they are complete."""
-    transfers = [t for t in (plan.outgoing if plan.geo.push else plan.incoming) if t.chunk == chunk.index]
-    name = f"comm.{chunk.index}"
+def _communicate(plan: RankPlan, chunk: int, stream: int) -> str:
+    """All transfers of the chunks of one number on `stream`; the name of the launch after which they are complete, "" where
+    there are none."""
+    transfers = [t for t in (plan.outgoing if plan.geo.push else plan.incoming) if t.chunk == chunk]
+    name = f"comm.{chunk}"
+    if not transfers:
+        return ""
     before = [s for t in transfers for s in plan.before(t)]
     after = [s for t in transfers for s in plan.after(t, local=False)]
     if not plan.shape.engine:
         steps: list[Step] = []
         if plan.geo.push:
-            steps += plan.give([chunk], transfers)
+            steps += plan.give([c for c in plan.own_chunks if c.index == chunk], transfers)
         else:
             for t in transfers:
-                steps += [*plan.before(t), plan.move(t), *plan.after(t, local=False)]
+                steps += [*plan.before(t), *plan.move(t), *plan.after(t, local=False)]
         return plan.add(name, stream, [Role(name, "blocks", plan.gang, tuple(steps))])
     if plan.shape.algorithm.forwards:
         return _engine_transfers(plan, transfers, [stream] * len(transfers), local=False)
@@ -334,9 +351,9 @@ def _communicate(plan: RankPlan, chunk: Chunk, stream: int) -> str:
     return plan.small(f"{name}.signal", stream, after) if after else tail
 
 
-def _receive(plan: RankPlan, chunks: Sequence[Chunk], after: Sequence[str]) -> None:
+def _receive(plan: RankPlan, name: int, chunks: Sequence[int]) -> None:
     """On stream 0, wait until the chunks have arrived from every peer; what was pulled is here with its launch."""
     if plan.geo.push:
-        wanted = {c.index for c in chunks}
-        waits = [Wait(plan.arrived(t.source, t.chunk), plan.gang) for t in plan.incoming if t.chunk in wanted]
-        plan.small(f"receive.{chunks[0].index}", 0, waits)
+        waits = [Wait(plan.arrived(t.source, t.chunk), plan.gang) for t in plan.incoming if t.chunk in chunks]
+        if waits:
+            plan.small(f"receive.{name}", 0, waits)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
-from tilescale.errors import PlanError
 from tilescale.schedules.extras import NO_EXTRAS, Extras, extras_of
 from tilescale.schedules.plan import Buffer, Copy, Gemm, Goal, Region
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
+from tilescale.spec.tensor import shard_sizes
 
 
 @dataclass(frozen=True)
@@ -24,13 +25,13 @@ class Chunk:
 class Geometry:
     """A gather of operand 0 along its rows, and what consumes it.
 
-    `rows`: rows of a shard; `row_bytes`, `output_row_bytes`: bytes of one. `n`, `k`: columns of the local product and its
-    contraction, 0 where nothing is multiplied. `symmetric`: peers may read the operand where the caller holds it.
-    `extras`: what products read besides, and their epilogues.
+    `held`: rows of every rank's shard, by DTensor's rule: the last ones may be smaller, or empty, so that shards follow
+    each other as if all had `rows`, those of the first. `row_bytes`, `output_row_bytes`: bytes of a row. `n`, `k`: columns
+    of the local product and its contraction, 0 where nothing is multiplied. `symmetric`: peers may read the operand where
+    the caller holds it. `extras`: what products read besides, and their epilogues.
     """
 
-    world: int
-    rows: int
+    held: tuple[int, ...]
     row_bytes: int
     output_row_bytes: int
     n: int
@@ -38,8 +39,30 @@ class Geometry:
     b_bytes: int
     push: bool
     symmetric: bool
-    chunks: tuple[Chunk, ...]
+    chunk_rows: int
     extras: Extras = NO_EXTRAS
+
+    @property
+    def world(self) -> int:
+        return len(self.held)
+
+    @property
+    def rows(self) -> int:
+        """Of the largest shard."""
+        return self.held[0]
+
+    @property
+    def total(self) -> int:
+        """Rows of the whole operand."""
+        return sum(self.held)
+
+    def chunks(self, rank: int) -> tuple[Chunk, ...]:
+        """The shard of a rank in pieces, at least one: an empty shard has an empty one, which still is signalled."""
+        return cut(self.held[rank], self.chunk_rows) or (Chunk(0, 0, 0),)
+
+    @property
+    def max_chunks(self) -> int:
+        return len(self.chunks(0))
 
     @property
     def computes(self) -> bool:
@@ -65,9 +88,9 @@ class Geometry:
         if self.computes:
             found.append(Buffer("b", "input", self.b_bytes))
         found += self.extras.buffers
-        found.append(Buffer("out", "output", self.world * self.rows * self.output_row_bytes))
+        found.append(Buffer("out", "output", self.total * self.output_row_bytes))
         if self.gathers:
-            found.append(Buffer("gather", "workspace", self.world * self.shard_bytes, self.push, 2 if self.push else 1))
+            found.append(Buffer("gather", "workspace", self.total * self.row_bytes, self.push, 2 if self.push else 1))
         if self.stages:
             found.append(Buffer("staging", "workspace", self.shard_bytes, True, 2))
         return tuple(found)
@@ -98,31 +121,25 @@ class Geometry:
         return Gemm(operand, Region("b", rank, 0, self.b_bytes), target, chunk.rows, self.n, self.k,
                     self.extras.regions(target), self.extras.then)
 
-    def whole(self) -> Chunk:
-        """The shard as one chunk."""
-        return Chunk(0, 0, self.rows)
+    def whole(self, rank: int) -> Chunk:
+        """The shard of a rank as one chunk."""
+        return Chunk(0, 0, self.held[rank])
 
     def goal(self) -> Goal:
-        starts = tuple(source * self.shard_bytes for source in range(self.world + 1))
+        starts = tuple(sum(self.held[:source]) * self.row_bytes for source in range(self.world + 1))
         return self.extras.goal(Goal("a", "out", starts, self.row_bytes, self.output_row_bytes, self.computes))
 
 
 def cut(rows: int, chunk_rows: int) -> tuple[Chunk, ...]:
     """Chunks of at most `chunk_rows` rows (0: one chunk)."""
-    step = chunk_rows or rows
+    step = chunk_rows or max(1, rows)
     return tuple(Chunk(i, first, min(step, rows - first)) for i, first in enumerate(range(0, rows, step)))
 
 
 def geometry(spec: Spec, schedule: Schedule) -> Geometry:
-    """Geometry of a spec whose one move is a gather along dimension 0. Raises PlanError where shards are uneven."""
+    """Geometry of a spec whose one move is a gather along dimension 0."""
     operand = spec.inputs[0]
-    shapes = {operand.local_shape(rank, spec.world) for rank in range(spec.world)}
-    if len(shapes) != 1:
-        raise PlanError("shards are equal on every rank", sorted(shapes), "choose sizes that the ranks divide")
-    rows, *rest = shapes.pop()
-    row_elements = 1
-    for size in rest:
-        row_elements *= size
+    row_elements = prod(operand.sizes[1:])
     n = k = b_bytes = 0
     output_row = row_elements * operand.itemsize
     if spec.operation.compute == "gemm":
@@ -130,6 +147,6 @@ def geometry(spec: Spec, schedule: Schedule) -> Geometry:
         b_bytes = k * n * spec.inputs[1].itemsize
         output_row = spec.output.local_shape(0, spec.world)[1] * spec.output.itemsize
     return Geometry(
-        world=spec.world, rows=rows, row_bytes=row_elements * operand.itemsize, output_row_bytes=output_row, n=n, k=k,
-        b_bytes=b_bytes, push=schedule.direction == "push", symmetric=spec.placement == "symmetric",
-        chunks=cut(rows, schedule.chunk_rows), extras=extras_of(spec))
+        held=shard_sizes(operand.sizes[0], spec.world), row_bytes=row_elements * operand.itemsize,
+        output_row_bytes=output_row, n=n, k=k, b_bytes=b_bytes, push=schedule.direction == "push",
+        symmetric=spec.placement == "symmetric", chunk_rows=schedule.chunk_rows, extras=extras_of(spec))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tilescale.errors import ScheduleError, nearest
 from tilescale.schedules import tile
 from tilescale.schedules.algorithms import ALGORITHMS
+from tilescale.schedules.ragged import ragged
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import sums
 from tilescale.schedules.transports import TRANSPORTS
@@ -74,7 +75,8 @@ def _moves(spec: Spec, chosen: Partial) -> bool:
 
 
 def _chunked(spec: Spec, chosen: Partial) -> bool:
-    return chosen["overlap"] != "none"
+    """Whether rows are cut into chunks; how many rows there are of ragged ones is not known."""
+    return chosen["overlap"] != "none" and not ragged(spec)
 
 
 def _sends(spec: Spec, chosen: Partial) -> bool:
@@ -88,7 +90,20 @@ def _blocks_copy(spec: Spec, chosen: Partial) -> bool:
     return _moves(spec, chosen) and chosen["transport"] != "copy_engine" and _sends(spec, chosen)
 
 
+def _scoped(spec: Spec, chosen: Partial) -> bool:
+    """Whether the threads of blocks copy, and nothing multiplies beside them: only then may they be what binds."""
+    if not _blocks_copy(spec, chosen) or chosen["transport"] != "peer_copy" or _computes(spec, chosen):
+        return False
+    if not sums(spec):
+        return True
+    if chosen["algorithm"] == "ring":  # sums are stored by those who add; only complete ones are passed on
+        return any(move.kind == "all_reduce" for move in spec.operation.moves)
+    return chosen["direction"] == "push" or chosen["algorithm"] == "two_shot" or spec.placement != "symmetric"
+
+
 def _streams(spec: Spec, chosen: Partial) -> bool:
+    if ragged(spec):
+        return False
     return chosen["overlap"] == "chunked" or (chosen["overlap"] == "fused" and _sends(spec, chosen))
 
 
@@ -140,7 +155,8 @@ KNOBS: tuple[Knob, ...] = (
     Knob("compute", ("library", "generated"), "generated", _computes),
     Knob("chunk_rows", (64, 128, 256, 512, 1024), 0, _chunked),
     Knob("depth", (1, 2, 4), 1, _streams),
-    Knob("chunk_order", ("peer_major", "chunk_major"), "peer_major", lambda s, c: c["overlap"] == "fused"),
+    Knob("chunk_order", ("peer_major", "chunk_major"), "peer_major",
+         lambda s, c: c["overlap"] == "fused" and not ragged(s)),
     Knob("num_comm_blocks", (2, 4, 8, 16, 32), 0, _blocks_copy),
     Knob("block_m", (8, 16, 32, 64, 128, 256), 0, _generated, _block_m),
     Knob("block_n", TILE_COLUMNS, 0, _generated, _columns),
@@ -149,6 +165,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("raster_group", (4, 8, 16), 0, _generated, _tiles((8,), (4, 8, 16), (4,))),
     Knob("cluster_m", (1, 2), 1, _clusters),
     Knob("split_k", (1, 2, 3, 4, 6, 8), 1, _splits),
+    Knob("copy_scope", ("block", "warpgroup", "warp"), "block", _scoped),
 )
 BY_NAME = {knob.name: knob for knob in KNOBS}
 

@@ -9,6 +9,7 @@ from tilescale.schedules import tile
 from tilescale.schedules.algorithms import ALGORITHMS
 from tilescale.schedules.exchanges import exchange_of, exchanges
 from tilescale.schedules.knob import BY_NAME
+from tilescale.schedules.ragged import ragged, ragged_geometry
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import sums
 from tilescale.schedules.transports import TRANSPORTS
@@ -18,6 +19,7 @@ DIRECTIONS = ("push", "pull")
 OVERLAPS = ("none", "chunked", "fused")
 COMPUTES = ("generated", "library")
 ORDERS = ("peer_major", "chunk_major")
+SCOPES = ("block", "warpgroup", "warp")
 MAX_BLOCKS = 1 << 16
 BLOCK_M = (8, 16, 32, 64, 128, 256)
 BLOCK_N = tuple(range(48, 257, 16))
@@ -43,7 +45,7 @@ def check(spec: object, schedule: object) -> None:
         _check_number(schedule, name, low)
     _check_algorithm(known, schedule)
     if not known.local:
-        _check_copying(schedule, _sends(known, schedule))
+        _check_copying(schedule, _sends(known, schedule), not ragged(known))
     if known.operation.compute == "gemm":
         _check_product(schedule)
         _check_rows(known, schedule)
@@ -52,7 +54,8 @@ def check(spec: object, schedule: object) -> None:
 def _check_names(s: Schedule) -> None:
     choices: tuple[tuple[str, Collection[str]], ...] = (
         ("transport", TRANSPORTS.names()), ("algorithm", ALGORITHMS.names()), ("direction", DIRECTIONS),
-        ("overlap", OVERLAPS), ("compute", COMPUTES), ("chunk_order", ORDERS))
+        ("overlap", OVERLAPS), ("compute", COMPUTES), ("chunk_order", ORDERS),
+        ("copy_scope", SCOPES))
     for name, known in choices:
         value = getattr(s, name)
         if value not in known:
@@ -79,12 +82,15 @@ def _check_algorithm(spec: Spec, s: Schedule) -> None:
     if exchanges(spec):
         _check_exchange(spec, s)
     wanted = "pull" if sums(spec) else "push"
-    if TRANSPORTS[s.transport].multicast and not spec.local and (exchanges(spec) or s.direction != wanted):
+    if TRANSPORTS[s.transport].multicast and not spec.local and (
+            exchanges(spec) or ragged(spec) or s.direction != wanted):
         raise ScheduleError("multimem pushes what all ranks receive, and pulls sums over all ranks",
                             f"{spec.op}, direction={s.direction!r}", f"use direction={wanted!r}, or another transport")
     if s.algorithm == "ring" and (s.direction != "push" or TRANSPORTS[s.transport].multicast):
         raise ScheduleError("in a ring every rank sends to the next one", f"{s.transport}, direction={s.direction!r}",
                             "use direction='push' and another transport than multimem")
+    if ragged(spec):
+        _check_ragged(spec, s)
     if not sums(spec):
         return
     if s.algorithm == "ring":
@@ -129,9 +135,23 @@ def _check_exchange(spec: Spec, s: Schedule) -> None:
                             "use overlap='none' or direction='push'")
 
 
-def _check_copying(s: Schedule, sends: bool) -> None:
+def _check_ragged(spec: Spec, s: Schedule) -> None:
+    if s.transport != "peer_copy" or s.overlap == "chunked":
+        raise ScheduleError("rows whose number the device alone knows are moved in one kernel, by peer_copy",
+                            f"{spec.op}, transport={s.transport!r}, overlap={s.overlap!r}",
+                            "use transport='peer_copy', overlap='none' or 'fused'")
+    share = spec.topology.sm_share
+    if s.overlap == "fused" and s.num_comm_blocks >= share:
+        raise ScheduleError(f"a gang beside the one that sends has some of {share} SMs",
+                            f"num_comm_blocks={s.num_comm_blocks}", "use fewer")
+    if s.direction == "pull" and not ragged_geometry(spec, s.direction, s.num_comm_blocks).pullable:
+        raise ScheduleError("rows are pulled where peers can read them", f"{spec.op}, direction='pull'",
+                            "declare inputs='symmetric', or use direction='push'")
+
+
+def _check_copying(s: Schedule, sends: bool, chunks: bool) -> None:
     blocks = TRANSPORTS[s.transport].agent == "blocks"
-    if s.overlap != "none" and s.chunk_rows == 0:
+    if chunks and s.overlap != "none" and s.chunk_rows == 0:
         raise ScheduleError(f"an overlap of {s.overlap} has chunks", "chunk_rows=0", "set chunk_rows, or overlap='none'")
     if s.overlap == "none" and s.depth != 1:
         raise ScheduleError("one chunk is in flight where nothing overlaps", f"depth={s.depth}", "set depth=1")

@@ -14,6 +14,7 @@ from tilescale.schedules.gather import RankPlan, Shape, lower_chunked, lower_fus
 from tilescale.schedules.geometry import geometry
 from tilescale.schedules.local import lower_local
 from tilescale.schedules.plan import Launch, Plan
+from tilescale.schedules.ragged import ragged, ragged_structure
 from tilescale.schedules.reduce import SumPlan, SumShape, counters, sum_chunked, sum_fused, sum_none
 from tilescale.schedules.ring import RingPlan, ring_sums
 from tilescale.schedules.schedule import Schedule
@@ -66,7 +67,7 @@ def lower(spec: Spec, schedule: Schedule) -> Plan:
 
 
 def _without_tiles(schedule: Schedule) -> Schedule:
-    return replace(schedule, block_m=0, block_n=0, block_k=0, num_stages=0, raster_group=0)
+    return replace(schedule, block_m=0, block_n=0, block_k=0, num_stages=0, raster_group=0, copy_scope="block")
 
 
 def _sum_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
@@ -115,6 +116,8 @@ def _structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
     """The plan but for the sizes of kernels that multiply."""
     if sums(spec):
         return _sum_structure(spec, schedule, share)
+    if ragged(spec):
+        return ragged_structure(spec, schedule, share)
     if exchanges(spec):
         return _exchange_structure(spec, schedule, share)
     geo = geometry(spec, schedule)
@@ -131,5 +134,5 @@ def _structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
         ranks.append(tuple(plan.launches))
     gpu = spec.topology.gpu
     return Plan(
-        op=spec.op, buffers=geo.buffers(), counters=2 * geo.world * len(geo.chunks) + 1, ranks=tuple(ranks),
+        op=spec.op, buffers=geo.buffers(), counters=2 * geo.world * geo.max_chunks + 1, ranks=tuple(ranks),
         goal=geo.goal(), sm_share=share, smem_limit=gpu.smem_bytes)

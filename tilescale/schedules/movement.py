@@ -97,14 +97,14 @@ class Movement(Following):
     def _contents(self, rank: int, buffer: str, call: int) -> BoxContents:
         key = (rank, buffer, call % self.versions[buffer])
         if key not in self.memory:
-            self.memory[key] = BoxContents(len(self.grids.grids[buffer]))
+            self.memory[key] = BoxContents(self.grids.dims(buffer))
         return self.memory[key]
 
     def _caller(self, rank: int, call: int) -> Counterexample | None:
         """Looks at the outputs of the call before, then writes the operand."""
         problem = self._outputs(rank, call - 1) if call else None
         if problem is None and call < self.model.calls:
-            grid = self.grids.grids[self.goal.operand]
+            grid = self.grids.of(self.goal.operand, rank)
             whole = tuple((0, size) for size in grid)
             origin = Origin(rank, call, 0, pitches(grid)).within(whole, whole)
             self._contents(rank, self.goal.operand, call).write(whole, origin)
@@ -116,7 +116,7 @@ class Movement(Following):
             if target.rank != rank:
                 continue
             box = self.grids.box(target)
-            grid = self.grids.grids[source.buffer]
+            grid = self.grids.of(source.buffer, source.rank)
             whole = Origin(source.rank, call, 0, pitches(grid))
             cut = whole.within(tuple((0, size) for size in grid), self.grids.box(source))
             wanted = self._turned(source, target, cut).within(box, box)
@@ -125,7 +125,7 @@ class Movement(Following):
             wrong = [(part, origin) for part, origin in held if origin != wanted.within(box, part)]
             if left or wrong:
                 part = left[0] if left else wrong[0][0]
-                low, high = span(part, self.grids.grids[target.buffer])
+                low, high = span(part, self.grids.of(target.buffer, target.rank))
                 found = "nothing" if left else _say(wrong[0][1])
                 return Counterexample(
                     "data_flow", f"output {target.buffer} of rank {rank} must hold {_say(wanted.within(box, part))}; it "
@@ -149,7 +149,7 @@ class Movement(Following):
         return None
 
     def _axes(self, source: Region, target: Region) -> tuple[tuple[int, int], ...]:
-        found = axes(source, target, (self.grids.grids[source.buffer], self.grids.grids[target.buffer]))
+        found = axes(source, target, tuple(self.grids.of(end.buffer, end.rank) for end in (source, target)))
         assert found is not None  # check_steps and check_structure have seen to it
         return found
 
@@ -163,7 +163,7 @@ class Movement(Following):
 
     def _turned(self, source: Region, target: Region, origin: Origin) -> Origin:
         """An origin of a part of the source, with its dimensions in the order of the target's."""
-        steps = [0] * len(self.grids.grids[target.buffer])
+        steps = [0] * self.grids.dims(target.buffer)
         for dim, to in self._axes(source, target):
             steps[to] = origin.steps[dim]
         return origin._replace(steps=tuple(steps))

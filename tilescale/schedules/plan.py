@@ -23,7 +23,8 @@ class Buffer:
     `role`: "input" (the caller writes it before every call), "output" (the caller reads it after every call) or
     "workspace". `peer_visible` buffers may appear in regions of other ranks. With `versions` 2, odd and even calls use
     different halves. `zeroed`: all zeros when the workspace is made. `grid`: where regions have loops, the row-major shape
-    that they are boxes of, outermost dimension first, the innermost in bytes; () for plain bytes.
+    that they are boxes of, outermost dimension first, the innermost in bytes; () for plain bytes. `rank_grids`: those of
+    every rank, where they differ; `grid` is then the largest.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Buffer:
     versions: int = 1
     zeroed: bool = False
     grid: tuple[int, ...] = ()
+    rank_grids: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,22 @@ class MultimemReduce(Sum):
     at float32's precision, and rounds once to `element`. So `out` is `element`, unless that is float32."""
 
 
-Step = Copy | Reduce | Clear | Signal | Wait | Gemm | Sum | MultimemStore | MultimemReduce
+@dataclass(frozen=True)
+class Ragged:
+    """A part of an operation whose sizes are known on the device alone; `task` is one of ragged.TASKS, which say what each
+    reads and writes. Regions are what may be touched at most, in the order that the task fixes; blocks of the role share
+    what there is. `peer`: the rank that receives, or the own one. `expected`: bytes of rows that are moved where tokens are
+    routed as declared, for cost models alone.
+    """
+
+    task: str
+    reads: tuple[Region, ...]
+    writes: tuple[Region, ...]
+    peer: int
+    expected: int = 0
+
+
+Step = Copy | Reduce | Clear | Signal | Wait | Gemm | Sum | Ragged | MultimemStore | MultimemReduce
 
 
 @dataclass(frozen=True)
@@ -188,8 +205,9 @@ class Launch:
     """A kernel with its roles, one copy by a copy engine, or one library call.
 
     It starts when the launch before it on its `stream` and all of `after` have completed. Blocks of the roles are
-    numbered in the order of `roles`. `family`: which kernel carries it out, "copy", "signal", "sum", "gemm" or "fused";
-    or "copy_engine", "library". `cluster`: consecutive blocks that start together and reach each other's shared memory.
+    numbered in the order of `roles`. `family`: which kernel carries it out, "copy", "signal", "sum", "gemm", "fused"
+    or "moe"; or "copy_engine", "library". `cluster`: consecutive blocks that start together and reach each other's shared
+    memory.
     """
 
     name: str
@@ -234,7 +252,8 @@ class Goal:
     that is smaller than the whole: it derives from the operand of its rank. `part_row_bytes`: where products are parts of
     a sum and no output yet, the size of one of their rows; else 0. `scattered`: the output of a rank is its own rows even
     where those are all there are. `then`: epilogues that every row of the output has had, in this order, once it was
-    complete. `extras`: the inputs that these, or the operation itself, read, in the order of Spec.extras.
+    complete. `extras`: the inputs that these, or the operation itself, read, in the order of Spec.extras. `ragged`:
+    what outputs hold is known on the device alone (see ragged_flow.py).
     """
 
     operand: str
@@ -249,6 +268,7 @@ class Goal:
     pieces: tuple[tuple[Region, Region], ...] = ()
     then: tuple[str, ...] = ()
     extras: tuple[Extra, ...] = ()
+    ragged: bool = False
 
     @property
     def product_row_bytes(self) -> int:
@@ -257,7 +277,7 @@ class Goal:
 
     def output_span(self, rank: int, size: int) -> tuple[int, int]:
         """First byte of the whole output that the output of `rank` (a buffer of `size` bytes) holds, and how many."""
-        if self.pieces:
+        if self.pieces or self.ragged:
             return 0, size
         whole = self.starts[-1] // self.row_bytes * self.output_row_bytes
         if size == whole and not self.scattered:

@@ -15,7 +15,7 @@ from math import gcd
 from tilescale import canon
 from tilescale.schedules.boxes import Grids, pitches, walk_of
 from tilescale.schedules.footprint import accesses, counter_totals
-from tilescale.schedules.plan import Buffer, Copy, Gemm, Plan, Reduce, Region, Role, Signal, Step, Sum, Wait
+from tilescale.schedules.plan import Buffer, Copy, Gemm, Plan, Ragged, Reduce, Region, Role, Signal, Step, Sum, Wait
 
 Form = tuple[object, ...]
 
@@ -54,6 +54,7 @@ def protocol(plan: Plan) -> Form:
         tuple(units.scale(plan.goal.operand, s) for s in plan.goal.starts),
         *(units.region(region, numbers) for piece in plan.goal.pieces for region in piece),
         *_extended(plan, numbers),
+        *((plan.op,) if plan.goal.ragged else ()),
     )
     phases = tuple((phase.counter, phase.arrivals) for phase in plan.phases)
     return (plan.counters, buffers, goal, phases, tuple(ranks))
@@ -76,7 +77,8 @@ class _Units:
             if region.buffer not in self.local:
                 lengths += [(region.buffer, region.offset), (region.buffer, region.row)]
                 lengths += [(region.buffer, pitch) for _, pitch in region.loops]
-        grids = [(b.name, pitch) for b in plan.buffers if b.grid for pitch in pitches(b.grid)[:-1]]
+        grids = [(b.name, pitch) for b in plan.buffers for grid in ((b.grid, *b.rank_grids) if b.grid else ())
+                 for pitch in pitches(grid)[:-1]]
         for name, length in {*lengths, *grids}:  # any order gives the same grain
             whole, rest = divmod(length, rows[name])
             grain = gcd(grain, whole)
@@ -93,7 +95,8 @@ class _Units:
 
     def grid(self, buffer: Buffer) -> Form:
         """The dimensions of a grid, the innermost in units."""
-        return (buffer.grid[:-1], self.scale(buffer.name, buffer.grid[-1])) if buffer.grid else ()
+        grids = (buffer.grid, *buffer.rank_grids) if buffer.grid else ()
+        return tuple(part for grid in grids for part in (grid[:-1], self.scale(buffer.name, grid[-1])))
 
     def region(self, region: Region, numbers: dict[str, int]) -> Form:
         if region.buffer in self.local:
@@ -182,6 +185,7 @@ def _step(step: Step, units: _Units, numbers: dict[str, int], free: frozenset[tu
         *((step.dst.size == step.srcs[0].size,) if isinstance(step, Sum) else ()),  # decides how blocks share it
         *((step.then,) if isinstance(step, Gemm | Sum) and step.then else ()),
         *((step.carried, step.out) if isinstance(step, Sum) and _travels(step) else ()),
+        *((step.task, step.peer) if isinstance(step, Ragged) else ()),
         *(units.region(region, numbers) for region, _ in accesses(step)),
     )
 
@@ -272,6 +276,9 @@ class _View:
             regions = [*sorted(regions[:-1]), regions[-1], (step.dst.size == step.srcs[0].size,)]
         if isinstance(step, Gemm | Sum) and step.then:
             regions = [*regions, step.then]
+        if isinstance(step, Ragged):  # that reads of all ranks alike
+            reads, peer = len(step.reads), (step.peer - self.base) % self.plan.world
+            regions = [(step.task, peer), *sorted(regions[:reads]), ("writes",), *sorted(regions[reads:])]
         return (type(step).__name__.lower(), *regions)
 
     def region(self, region: Region) -> Form:

@@ -13,7 +13,7 @@ from tilescale.schedules.agents import CALLER, Model, Work
 from tilescale.schedules.boxes import Box, Grids, grid_of, meet, span, walk_of
 from tilescale.schedules.footprint import accesses
 from tilescale.schedules.order import needs
-from tilescale.schedules.plan import Buffer, Gemm, MultimemReduce, MultimemStore, Reduce, Step, Sum
+from tilescale.schedules.plan import Buffer, Gemm, MultimemReduce, MultimemStore, Ragged, Reduce, Step, Sum
 
 Ints = npt.NDArray[np.int64]
 CHUNK = 1 << 22  # entries of one overlap matrix
@@ -55,7 +55,7 @@ def shared_by_bytes(step: Step) -> bool:
         return False
     if isinstance(step, Sum):
         return step.dst.size == step.srcs[0].size and not step.carried
-    return not isinstance(step, Gemm)
+    return not isinstance(step, Gemm | Ragged)
 
 
 def footprints(model: Model) -> Memory:
@@ -73,7 +73,8 @@ def footprints(model: Model) -> Memory:
         if agent.label == CALLER:
             for buffer in plan.buffers:
                 if buffer.role != "workspace":
-                    written, whole = buffer.role == "input", tuple((0, size) for size in grids.grids[buffer.name])
+                    written, grid = buffer.role == "input", grids.of(buffer.name, agent.rank)
+                    whole = tuple((0, size) for size in grid)
                     memory.setdefault((agent.rank, buffer.name), []).append(
                         Access(index, 0 if written else len(agent.operations), whole, written, None)
                     )
@@ -119,10 +120,11 @@ class RaceCheck:
     def _check(self, rank: int, buffer: Buffer, found: list[Access]) -> Race | None:
         agent = np.array([a.agent for a in found], dtype=np.int64)
         position = np.array([a.position for a in found], dtype=np.int64)
-        for xs, ys in _overlaps(self.model, found):
+        for every_xs, every_ys, again in _overlaps(self.model, found):
             for call_x, call_y in product(range(self.model.calls), repeat=2):
                 if (call_x - call_y) % buffer.versions:
                     continue
+                xs, ys = (every_xs[~again], every_ys[~again]) if call_x == call_y and again.any() else (every_xs, every_ys)
                 at_x = call_x * self.lengths[agent[xs]] + position[xs]
                 at_y = call_y * self.lengths[agent[ys]] + position[ys]
                 bad = ~(self._before(agent[xs], at_x, agent[ys], at_y) | self._before(agent[ys], at_y, agent[xs], at_x))
@@ -132,7 +134,7 @@ class RaceCheck:
                     x, y = found[int(xs[which])], found[int(ys[which])]
                     shared = meet(x.box, y.box)
                     assert shared is not None
-                    low, last = span(shared, grid_of(buffer))
+                    low, last = span(shared, grid_of(buffer, rank))
                     return Race(rank, buffer.name, low, last, (x, call_x), (y, call_y))
         return None
 
@@ -147,8 +149,8 @@ class RaceCheck:
         return reached
 
 
-def _overlaps(model: Model, found: list[Access]) -> Iterator[tuple[Ints, Ints]]:
-    """Pairs (write, any) of accesses that overlap and may be made by different blocks."""
+def _overlaps(model: Model, found: list[Access]) -> Iterator[tuple[Ints, Ints, npt.NDArray[np.bool_]]]:
+    """Pairs (write, any) of accesses that overlap and may be made by different blocks; whether in different calls alone."""
     dims = range(len(found[0].box) if found else 0)
     low = [np.array([a.box[dim][0] for a in found], dtype=np.int64) for dim in dims]
     high = [np.array([a.box[dim][1] for a in found], dtype=np.int64) for dim in dims]
@@ -158,6 +160,7 @@ def _overlaps(model: Model, found: list[Access]) -> Iterator[tuple[Ints, Ints]]:
     copies = np.array([a.work is not None and shared_by_bytes(a.work.step) for a in found])
     adds = np.array([a.write and a.work is not None and isinstance(a.work.step, Reduce) for a in found])
     number = np.array([a.work.number if a.work is not None else -1 for a in found])
+    ragged = np.array([a.work is not None and isinstance(a.work.step, Ragged) for a in found])
     writes = np.flatnonzero(np.array([a.write for a in found]))
     rows = max(1, CHUNK // max(1, len(found)))
     for start in range(0, len(writes), rows):
@@ -173,6 +176,8 @@ def _overlaps(model: Model, found: list[Access]) -> Iterator[tuple[Ints, Ints]]:
         same_bytes = copies[xs] & copies[ys] & (walk[xs] == walk[ys])
         for first, last in zip(low, high, strict=True):
             same_bytes &= (first[xs] == first[ys]) & (last[xs] == last[ys])
-        same |= (agent[xs] == agent[ys]) & (same_bytes | (number[xs] == number[ys]))
+        # A ragged step is shared anew in every call: within one, its blocks write different bytes.
+        step = (agent[xs] == agent[ys]) & (number[xs] == number[ys])
+        same |= ((agent[xs] == agent[ys]) & same_bytes) | (step & ~ragged[xs])
         same |= adds[xs] & adds[ys]  # additions commute
-        yield xs[~same], ys[~same]
+        yield xs[~same], ys[~same], step[~same]

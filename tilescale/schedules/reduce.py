@@ -210,7 +210,7 @@ def sum_none(plan: SumPlan) -> None:
     """One thing after the other on one stream: the product, the parts for the peers, the sums. Without a product and with
     blocks that copy, all of it is one launch of one gang: what small messages want."""
     geo, shape = plan.geo, plan.shape
-    if geo.sum.computes:
+    if geo.sum.computes and geo.sum.rows:
         whole = Chunk(0, 0, geo.sum.rows)
         plan.multiply("work", [geo.product(plan.rank, plan.rank, whole)])
     if shape.engine:

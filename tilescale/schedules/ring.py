@@ -80,7 +80,7 @@ class RingPlan(SumPlan):
 
 def ring_sums(plan: RingPlan) -> RingPlan:
     """The product, where there is one; then gangs that take the same chunks of all owners round the ring."""
-    if plan.geo.sum.computes:
+    if plan.geo.sum.computes and plan.geo.sum.rows:
         plan.multiply("work", [plan.geo.product(plan.rank, plan.rank, Chunk(0, 0, plan.geo.sum.rows))])
     gangs = range(plan.shape.depth)
     plan.add("ring", 0, [plan.blocks(f"comm.{g}", plan.gang, [*plan.sums_of(g), *plan.results_of(g)]) for g in gangs])

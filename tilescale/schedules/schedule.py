@@ -9,7 +9,7 @@ from typing import Any
 from tilescale import canon
 from tilescale.errors import ScheduleError, nearest
 
-_LATER = {"cluster_m": 1, "split_k": 1}
+_LATER = {"cluster_m": 1, "split_k": 1, "copy_scope": "block"}
 
 
 @dataclass(frozen=True, order=True)
@@ -24,6 +24,7 @@ class Schedule:
     num_comm_blocks: blocks that copy. block_m, block_n, block_k, num_stages: the GEMM tile and its pipeline.
     raster_group: rows of tiles walked together before the next column. cluster_m: rows of tiles that blocks of a cluster
     take together, sharing their loads of B. split_k: blocks of a cluster that share the contraction of a tile.
+    copy_scope: who puts or gets neighbouring bytes together: the threads of a "block", a "warpgroup" or a "warp".
     """
 
     transport: str = "peer_copy"
@@ -42,6 +43,7 @@ class Schedule:
     raster_group: int = 0
     cluster_m: int = 1
     split_k: int = 1
+    copy_scope: str = "block"
 
     @cached_property
     def digest(self) -> str:
@@ -64,6 +66,7 @@ class Schedule:
             f"b{self.num_comm_blocks}" if self.num_comm_blocks else "",
             f"{self.block_m}x{self.block_n}x{self.block_k}s{self.num_stages}g{self.raster_group}" if self.block_m else "",
             f"cluster{self.cluster_m}" if self.cluster_m > 1 else "", f"split{self.split_k}" if self.split_k > 1 else "",
+            f"by_{self.copy_scope}" if self.copy_scope != "block" else "",
         ) if v)
 
     def as_dict(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from tilescale.schedules.plan import Plan
 from tilescale.schedules.proof_cache import ProofCache
 from tilescale.schedules.protocol import protocol_digest, rotates
 from tilescale.schedules.races import RaceCheck
+from tilescale.schedules.ragged_flow import RaggedFlow
 from tilescale.schedules.residency import check_counters, check_residency, check_resources
 from tilescale.schedules.story import Counterexample, Proof, Stats
 
@@ -28,7 +29,9 @@ LIMITS = (
     "Not covered by a proof: memory ordering below the stated rules (a signal publishes all earlier steps of its "
     "block, a wait acquires them); the inside of a step (threads, pipelines, element types, rounding, the order of a sum); "
     "that the kernel text carries out the plan (the emulator's conformance shows it); that streams of a rank and their "
-    "launches run side by side; more calls than those unrolled; two calls at a time on one workspace."
+    "launches run side by side; more calls than those unrolled; two calls at a time on one workspace; of ragged steps, how "
+    "blocks share what they touch and which rows they touch inside the segments that they may (emulations of several "
+    "routings show it)."
 )
 
 MEMORY = ProofCache()
@@ -88,4 +91,5 @@ def check_protocol(plan: Plan, calls: int = CALLS) -> tuple[Counterexample | Non
     stats = Stats(operations, len(model.agents), check.pairs, check.runs, symmetric)
     if race is not None:
         return tell_race(model, race), stats
-    return (Movement(model, run) if plan.goal.pieces else DataFlow(model, run)).check(), stats
+    follow = Movement if plan.goal.pieces else RaggedFlow if plan.goal.ragged else DataFlow
+    return follow(model, run).check(), stats

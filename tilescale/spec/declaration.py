@@ -83,9 +83,15 @@ class Spec:
         return (*own, *(extra for epilogue in self.epilogues for extra in epilogue.extras(self)))
 
     @cached_property
+    def results(self) -> tuple[Operand, ...]:
+        """What is written beside ``output``, into operands that callers pass."""
+        return self.operation.results(self)
+
+    @cached_property
     def operands(self) -> tuple[Operand, ...]:
-        """All that a caller passes, by name and in order: ``inputs``, then ``extras``."""
-        return (*(Operand(name, tensor) for name, tensor in zip(INPUTS, self.inputs, strict=False)), *self.extras)
+        """All that a caller passes, by name and in order: ``inputs``, then ``extras``, then ``results``."""
+        inputs = (Operand(name, tensor) for name, tensor in zip(INPUTS, self.inputs, strict=False))
+        return (*inputs, *self.extras, *self.results)
 
     @property
     def extended(self) -> bool:
@@ -124,7 +130,7 @@ class Spec:
         operation = self.operation
         if not operation.kernels:
             return operation.remedy
-        return operation.limits(self) or epilogue_limits(self)
+        return operation.limits(self) or epilogue_limits(self) or _empty_limits(self)
 
     @property
     def kernels(self) -> bool:
@@ -196,3 +202,15 @@ def epilogue_limits(spec: Spec) -> str:
     if spec.then and spec.output.dtype not in STORED:
         return f"epilogues end in {', '.join(STORED)}: declare out_dtype so, or apply them with torch to the output"
     return ""
+
+
+def _empty_limits(spec: Spec) -> str:
+    """Why there are no kernels where a tensor holds nothing; "" where there are: an operation that gathers or sums up no
+    rows does nothing, but ranks still wait for each other in it, as in any other call."""
+    kinds = {move.kind for move in spec.operation.moves}
+    if not any(0 in tensor.sizes for tensor in (*spec.inputs, spec.output)):
+        return ""
+    if kinds & {"gather", "reduce_scatter", "all_reduce"} and all(0 not in sizes for sizes in (
+            spec.inputs[0].sizes[1:], spec.output.sizes[1:], *(tensor.sizes for tensor in spec.inputs[1:]))):
+        return ""
+    return "kernels move or multiply something: skip the call, and fill an output with zeros if only a contraction is empty"

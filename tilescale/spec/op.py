@@ -143,34 +143,47 @@ def moe_dispatch(
     top_k: int,
     topology: object,
     *,
+    routing: str = "uniform",
     inputs: str = "ordinary",
     deterministic: bool = False,
 ) -> Spec:
     """Send each row of ``tokens`` (T, hidden; FullRow) to the ranks of its ``top_k`` of ``experts`` experts.
 
-    The output has at most T * top_k rows, a Dim "routed": how many lie on a rank is known on the device alone.
+    Callers also pass ``indices`` (T, top_k; int32), the experts of each token; -1 stands for none. On every rank the output
+    has room for T * top_k rows, since all tokens may go to one rank: the first ones hold the tokens of its experts, by
+    expert, then by source, then in the order of the source; how many there are is known on the device alone. They are told
+    in ``counts`` (world, experts / world; int32): of every source, rows for each expert of this rank.
+
+    ``routing``: the skew to tune for, part of the workload: "uniform", "histogram:" with an integer weight for every
+    expert, or "trace:" with a recorded trace (see ``spec/ops/_moe.py``).
     """
     tokens = _matrix("tokens", tokens)
-    routed = Dim("routed", 1, tokens.sizes[0] * max(1, top_k))
-    output = Tensor((routed, tokens.shape[1]), tokens.dtype, FullRow)
-    attributes: dict[str, Attribute] = {"experts": experts, "top_k": top_k}
+    world = resolve(topology, (tokens,))[0].ranks
+    output = Tensor((world * tokens.sizes[0] * max(1, top_k), tokens.shape[1]), tokens.dtype, FullRow)
+    attributes: dict[str, Attribute] = {"experts": experts, "top_k": top_k, "routing": routing}
     return _declare("moe_dispatch", (tokens,), output, topology, inputs, deterministic, (), attributes)
 
 
 def moe_combine(
     expert_rows: Tensor,
-    tokens: int | Dim,
+    tokens: int,
     experts: int,
     top_k: int,
     topology: object,
     *,
+    routing: str = "uniform",
     inputs: str = "ordinary",
     deterministic: bool = False,
 ) -> Spec:
-    """The way back of ``moe_dispatch``: rows (routed, hidden; FullRow) are weighted and summed into ``tokens`` rows."""
+    """The way back of ``moe_dispatch``: rows of experts (world * tokens * top_k, hidden; FullRow), where the dispatch has
+    put the tokens, are weighted in fp32, summed in the order of a token's experts, and rounded once, into ``tokens`` rows.
+
+    Callers also pass the ``indices`` that the tokens were dispatched with, ``weights`` (tokens, top_k; float32) and the
+    ``counts`` of the dispatch. ``routing``: as of ``moe_dispatch``.
+    """
     expert_rows = _matrix("expert_rows", expert_rows)
     output = Tensor((tokens, expert_rows.shape[1]), expert_rows.dtype, FullRow)
-    attributes: dict[str, Attribute] = {"experts": experts, "top_k": top_k}
+    attributes: dict[str, Attribute] = {"experts": experts, "top_k": top_k, "routing": routing}
     return _declare("moe_combine", (expert_rows,), output, topology, inputs, deterministic, (), attributes)
 
 

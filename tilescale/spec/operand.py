@@ -10,7 +10,7 @@ from tilescale.spec.tensor import Tensor
 INPUTS = ("a", "b")  # names of Spec.inputs, in order
 NUMBERS = "numbers"
 # Names that plans give to buffers of their own.
-TAKEN = (*INPUTS, "out", "gather", "staging", "partial", "inbox", "result")
+TAKEN = (*INPUTS, "out", "gather", "staging", "partial", "inbox", "result", "routes")
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class Operand:
 
     ``rows``: an extra operand of the shape of the output, of which a step reads the rows that it makes; else every step
     reads all that the rank holds. ``values``: what a checker fills it with: "numbers" (of either sign, small integers
-    where results must be exact) or "positive".
+    where results must be exact) or "positive",
+    or, of dispatch and combine, "routing" and "counts".
     """
 
     name: str

@@ -47,7 +47,8 @@ class Operation:
     ``kernels``: whether kernels exist; where not, ``remedy`` says in a sentence what to do instead. ``limits(spec)``:
     a sentence why an operation with kernels has none for this spec, else "". ``holds(spec, rank)``: of an exchange, what
     ``rank`` receives; from this its schedules, proofs, checks and library path follow. ``extras(spec)``: operands beside
-    the inputs that the operation itself reads, such as scales; those of epilogues follow them.
+    the inputs that the operation itself reads, such as scales; those of epilogues follow them. ``results(spec)``:
+    what it writes beside its output, into operands that callers pass.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Operation:
     limits: Callable[[Spec], str] = _no_limit
     holds: Callable[[Spec, int], Result] | None = None
     extras: Callable[[Spec], tuple[Operand, ...]] = _no_extras
+    results: Callable[[Spec], tuple[Operand, ...]] = _no_extras
 
 
 OPERATIONS: Registry[Operation] = Registry("operation", package="tilescale.spec.ops")

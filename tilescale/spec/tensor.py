@@ -79,10 +79,11 @@ def square_mesh(world: int) -> tuple[int, int]:
 class Tensor:
     """A global tensor.
 
-    ``shape``: positive ints or Dims. ``dtype``: a name in ``ITEMSIZE`` or a torch.dtype. ``view``: see views.py; kept
-    in canonical form, so that equal layouts are equal values: ``Shard(0)`` for the first dimension, ``Shard(-1)`` for
-    the last of several, a positive index between (``shard_dim`` gives the non-negative index). ``order``: memory order
-    of the local matrix, ``"row"`` (the last dimension is contiguous) or ``"col"`` (the first is; matrices only).
+    ``shape``: ints or Dims; with a 0, it holds nothing. ``dtype``: a name in ``ITEMSIZE`` or a torch.dtype. ``view``: see
+    views.py; kept in canonical form, so that equal layouts are equal values: ``Shard(0)`` for the first dimension,
+    ``Shard(-1)`` for the last of several, a positive index between (``shard_dim`` gives the non-negative index).
+    ``order``: memory order of the local matrix, ``"row"`` (the last dimension is contiguous) or ``"col"`` (the first is;
+    matrices only).
     Raises SpecError.
     """
 
@@ -194,7 +195,7 @@ def _bound(size: int | Dim, sizes: dict[str, int]) -> int | Dim:
 
 def _shape(value: object) -> tuple[int | Dim, ...]:
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise SpecError("a shape is a sequence of positive integers or Dims", repr(value), "for example (8192, 28672)")
+        raise SpecError("a shape is a sequence of integers or Dims", repr(value), "for example (8192, 28672)")
     shape = tuple(_size(item) for item in value)
     if not shape:
         raise SpecError("a tensor has at least one dimension", "()", "give a shape such as (8192, 28672)")
@@ -204,15 +205,15 @@ def _shape(value: object) -> tuple[int | Dim, ...]:
 def _size(value: object) -> int | Dim:
     if isinstance(value, Dim):
         return value
-    rule = "a size is a positive integer or a Dim"
+    rule = "a size is an integer from 0 up or a Dim"
     if isinstance(value, bool):
         raise SpecError(rule, repr(value), 'for example 8192 or Dim("M", 1, 16384)')
     try:
         size = int(operator.index(value))  # type: ignore[arg-type]
     except TypeError:
         raise SpecError(rule, repr(value), 'for example 8192 or Dim("M", 1, 16384)') from None
-    if size < 1:
-        raise SpecError(rule, size, "an empty operation needs no kernel: skip the call")
+    if size < 0:
+        raise SpecError(rule, size, "correct it")
     return size
 
 

@@ -2,7 +2,8 @@
 
     title = "..."
     [topology]                 # kind "real" (default), "shared_gpu" or "scale_model"; name or file, ranks
-    [[workload]]               # name; a, b, out | x, w, out | x, to | x, k; and op to check the derivation against
+    [[workload]]               # name; a, b, out | x, w, out | x, to | x, k | tokens, experts, top_k | combined, experts,
+                               # top_k (the output of a moe_combine); and op to check the derivation against
     [space]                    # optional: knob = [allowed values]
     [tune]                     # optional: trials, seconds, seed, strategy
     [export]                   # optional: dir, relative to the recipe
@@ -20,7 +21,7 @@ from typing import Any
 
 from tilescale.errors import RecipeError, TilescaleError, nearest
 from tilescale.schedules.knob import Value, check_restriction
-from tilescale.spec.op import Spec, linear, matmul, redistribute, shift
+from tilescale.spec.op import Spec, linear, matmul, moe_combine, moe_dispatch, redistribute, shift
 from tilescale.spec.tensor import Tensor
 from tilescale.spec.topology import Topology
 from tilescale.tuner.strategy import STRATEGIES
@@ -35,8 +36,19 @@ DECLARATIONS: dict[str, tuple[str, ...]] = {
     "linear": ("x", "w", "out", "partial_dtype"),
     "redistribute": ("x", "to", "transpose", "root"),
     "shift": ("x", "k"),
+    "moe_dispatch": ("tokens", "experts", "top_k", "routing"),
+    "moe_combine": ("combined", "experts", "top_k", "routing"),
 }
-_DECLARES = {"matmul": matmul, "linear": linear, "redistribute": redistribute, "shift": shift}
+
+
+def _combine(combined: Tensor, top_k: int, topology: Topology, **rest: Any) -> Spec:
+    """A combine by its output: the rows of experts follow from it."""
+    rows = Tensor((topology.world * combined.sizes[0] * top_k, *combined.sizes[1:]), combined.dtype, combined.view)
+    return moe_combine(rows, combined.sizes[0], top_k=top_k, topology=topology, **rest)
+
+
+_DECLARES = {"matmul": matmul, "linear": linear, "redistribute": redistribute, "shift": shift,
+             "moe_dispatch": moe_dispatch, "moe_combine": _combine}
 
 
 @dataclass(frozen=True)
@@ -132,7 +144,7 @@ def workload_of(entry: Mapping[str, Any], topology: Topology) -> Spec:
         if key not in entry:
             raise RecipeError(f"a {declaration} workload has all its keys", f"no {key}", f"give {', '.join(own)}")
     arguments = {key: entry[key] for key in (*_COMMON[2:], *own) if key in entry}
-    for key in ("a", "b", "x", "w"):
+    for key in ("a", "b", "x", "w", "tokens", "combined"):
         if key in arguments:
             arguments[key] = _within(key, _tensor, arguments[key])
     if declaration in ("redistribute", "shift"):

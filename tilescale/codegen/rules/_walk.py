@@ -35,11 +35,12 @@ from tilescale.codegen.rules._parse import (
 
 Value = bool | str | None
 Facts = frozenset[str]
-KINDS = ("kCopy", "kSignal", "kWait", "kGemm", "kSum", "kReserve")
+KINDS = ("kCopy", "kSignal", "kWait", "kGemm", "kSum", "kReserve", "kRagged")
 MULTICAST_KINDS = ("kMultiStore", "kMultiSum")  # of kernels with the constant `multimem`
 KIND, LEADER = "step.kind", "@leader"
 EXIT = "exit"
 _CONSTANT = re.compile(r"(?:C|Config) :: (\w+)")
+_OPTIONAL = {"Moe < C > :: value": "has_moe"}  # constants that other texts do not have
 _COMPARED = re.compile(r"(?:C|Config) :: (\w+) (>|==|!=) (\d+)u?")
 _ORDERS: dict[str, Callable[[int, int], bool]] = {">": operator.gt, "==": operator.eq, "!=": operator.ne}
 # One thread of a block, of those that multiply, or a wait: waits that follow each other are waited for side by side.
@@ -183,7 +184,7 @@ class Walk:
         tokens = statement.tokens
         texts = [t.text for t in tokens]
         if "Step" in texts[:2]:  # the next step: any kind
-            kinds = ("kGemm",) if self.constants.get("solo") else KINDS
+            kinds: tuple[str, ...] = ("kGemm",) if self.constants.get("solo") else KINDS
             kinds += MULTICAST_KINDS if self.constants.get("multimem") else ()
             found = {state.put(KIND, kind) for state in self.expression(tokens, states) for kind in kinds}
             return frozenset(found)
@@ -307,6 +308,8 @@ class Walk:
             return True
         if text in ("true", "false"):
             return text == "true"
+        if text in _OPTIONAL:
+            return bool(self.constants.get(_OPTIONAL[text], False))
         constant = _CONSTANT.fullmatch(text)
         if constant:
             value = self.constants.get(constant.group(1))

@@ -9,10 +9,13 @@ from tilescale.codegen.rules._parse import Block, Branch, Call, Function, Leave,
 from tilescale.codegen.rules.bounded_wait import _statements
 
 WAIT, FENCE = "wait_step", "fence_alias"
+PLAIN_ROLES = {"moe_role"}  # of operations that have no schedules through a switch
 
 
 def read(functions: Sequence[Function]) -> Iterable[tuple[str, str]]:
     for function in functions:
+        if function.name in PLAIN_ROLES:
+            continue
         calls = [call for call in _calls(function.body) if call.name.text in (WAIT, FENCE)]
         if any(call.name.text == WAIT for call in calls) and calls[-1].name.text != FENCE:
             yield calls[-1].name.place, f"{function.name} waits and has no fence.proxy.alias behind it"

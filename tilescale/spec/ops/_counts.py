@@ -21,13 +21,13 @@ def largest(size: int, world: int) -> int:
 def lacking_bytes(tensor: Tensor, world: int, dim: int | None = None) -> int:
     """Bytes that the rank with the smallest shard along ``dim`` (default: the sharded one) does not hold."""
     size = tensor.sizes[(tensor.shard_dim or 0) if dim is None else dim]
-    return tensor.nbytes // size * (size - min(shard_sizes(size, world)))
+    return tensor.nbytes // max(1, size) * (size - min(shard_sizes(size, world)))
 
 
 def own_shard_bytes(tensor: Tensor, world: int, dim: int) -> int:
     """Bytes of the largest shard along ``dim``."""
     size = tensor.sizes[dim]
-    return tensor.nbytes // size * largest(size, world)
+    return tensor.nbytes // max(1, size) * largest(size, world)
 
 
 def no_flops(spec: Spec) -> int:

@@ -26,7 +26,7 @@ def _link_bytes(spec: Spec) -> int:
     tensor, world = spec.inputs[0], spec.world
     before, after = source_dims(spec)
     pairs = zip(shard_sizes(tensor.sizes[before], world), shard_sizes(tensor.sizes[after], world), strict=True)
-    element_rows = tensor.nbytes // tensor.sizes[before] // tensor.sizes[after]
+    element_rows = tensor.nbytes // max(1, tensor.sizes[before]) // max(1, tensor.sizes[after])
     return max((tensor.sizes[before] - held) * wanted * element_rows for held, wanted in pairs)
 
 

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 from tilescale.spec.operation import OPERATIONS, Move, Operation
 from tilescale.spec.ops._counts import count_attribute, largest
-from tilescale.spec.ops.moe_dispatch import check_experts, uniform_bytes
+from tilescale.spec.ops._moe import check_experts, counts_of, indices_of, moe_limits, uniform_bytes, weights_of
 
 if TYPE_CHECKING:
     from tilescale.spec.declaration import Spec
+
+SUMMED = ("bfloat16", "float16", "float32")
 
 
 def _flops(spec: Spec) -> int:
@@ -18,8 +20,14 @@ def _flops(spec: Spec) -> int:
 
 
 def _link_bytes(spec: Spec) -> int:
-    tokens, hidden = spec.output.sizes
-    return uniform_bytes(spec, tokens, hidden, spec.output.itemsize)
+    """Every row crosses a link: weights are applied where the token lives."""
+    return uniform_bytes(spec, count_attribute(spec, "top_k"))
+
+
+def _limits(spec: Spec) -> str:
+    if spec.output.dtype not in SUMMED:
+        return f"kernels add rows of {', '.join(SUMMED)}: convert them with torch"
+    return moe_limits(spec)
 
 
 OPERATIONS.register(
@@ -30,7 +38,9 @@ OPERATIONS.register(
         link_bytes=_link_bytes,
         moves=(Move("combine", 0, 0),),
         compute="copy",
-        remedy="moe_combine has no kernels: use torch.distributed.all_to_all_single, then index_add_",
+        kernels=True,
         check=check_experts,
+        limits=_limits,
+        extras=lambda spec: (indices_of(spec), weights_of(spec), counts_of(spec)),
     )
 )

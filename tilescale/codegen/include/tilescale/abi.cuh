@@ -13,13 +13,18 @@ namespace ts {
 // kLoop rows behind a copy of rows at pitches, one a loop; no plan holds them. kMultiStore and kMultiSum go through a
 // multicast address, which stands for the same bytes of all ranks.
 enum StepKind : u32 {
-  kCopy = 1, kSignal = 2, kWait = 3, kGemm = 4, kReserve = 5, kPace = 6, kSum = 7, kSource = 8, kLoop = 9,
-  kMultiStore = 10, kMultiSum = 11
+  kCopy = 1, kSignal = 2, kWait = 3, kGemm = 4, kReserve = 5, kPace = 6, kSum = 7, kSource = 8, kLoop = 9, kRagged = 10,
+  kMultiStore = 11, kMultiSum = 12
 };
 
 // What a sum takes and becomes: all parts at once; or, where it goes from rank to rank, a part that begins it, the sum so far
 // and a part, or these for its owner.
 enum SumForm : u32 { kSumParts = 0, kSumBegun = 1, kSumAdded = 2, kSumCompleted = 3 };
+// What a ragged step does (see moe.cuh). Its fields: source, target: pointer slots; counter, value: ranks that send and
+// receive; per_call: the task; rows: rows behind it; size: tokens, or rows, of this rank; first_tile: bytes of a row;
+// peer: bytes of a segment before its tokens or rows, 0 where these do not go through it. The first row behind it names
+// the indices (source), the numbers of the entries (target), and the tokens of the largest shard (size).
+enum RaggedTask : u32 { kRoute = 1, kTotal = 2, kSend = 3, kPlace = 4, kTally = 5, kReturn = 6, kWeigh = 7 };
 
 // One row of a step table (64 bytes).
 struct Step {

@@ -3,13 +3,13 @@
 
 namespace ts {
 
-// Loads and stores of `share` by the copying threads, `copy_unroll` accesses in flight each.
+// Loads and stores of `share` by the threads of a group, `copy_unroll` accesses in flight each.
 template <class C> TS_DEV void copy_by_threads(const u8* from, u8* to, Share share) {
   typedef typename UnitOf<C::copy_unit>::type Unit;
   const Unit* source = (const Unit*)from;
   Unit* target = (Unit*)to;
-  constexpr u32 kStride = CopyThreads<C>::value;
-  u64 i = share.begin + thread();
+  constexpr u32 kStride = Group<C>::threads;
+  u64 i = share.begin + lane<C>();
   for (; i + (C::copy_unroll - 1) * (u64)kStride < share.end; i += C::copy_unroll * (u64)kStride) {
     Unit held[C::copy_unroll];
 #pragma unroll
@@ -93,13 +93,13 @@ TS_DEV void copy_step(const Call& call, const Step& step, const Step* rows, cons
   } else if constexpr (Strided<C>::value) {
     if (thread() < CopyThreads<C>::value) {
       if (step.rows != 0u) {
-        strided_by_threads<C>(loops, from, to, share);
+        strided_by_threads<C>(loops, from, to, share_of_group<C>(share));
       } else {
-        copy_by_threads<C>(from, to, share);
+        copy_by_threads<C>(from, to, share_of_group<C>(share));
       }
     }
   } else {
-    if (thread() < CopyThreads<C>::value) copy_by_threads<C>(from, to, share);
+    if (thread() < CopyThreads<C>::value) copy_by_threads<C>(from, to, share_of_group<C>(share));
   }
   if constexpr (C::link_clock) sync();
 }

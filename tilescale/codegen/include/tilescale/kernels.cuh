@@ -23,11 +23,14 @@
 #include "gemm_split.cuh"
 #include "gemm.cuh"
 #include "small_m.cuh"
+#include "moe.cuh"
 
 namespace ts {
 
 template <class C> TS_DEV void walk(const Call& call, const Block& me, const Maps& maps, u8* smem) {
-  if constexpr (C::has_copy && C::has_gemm) {
+  if constexpr (Moe<C>::value) {
+    moe_role<C>(call, me, smem);
+  } else if constexpr (C::has_copy && C::has_gemm) {
     if (me.role == kGemmRole) {
       gemm_role<C>(call, maps, me, smem);
     } else {

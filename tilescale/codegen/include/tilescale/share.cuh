@@ -37,4 +37,34 @@ TS_DEV Share share_of(u64 units, u32 index, u32 gang) {
 // In the scale model the last warp of a copying block keeps the links' time instead of copying.
 template <class C> struct CopyThreads { static constexpr u32 value = C::link_clock ? C::threads - 32 : C::threads; };
 
+template <bool> struct Void { typedef void type; };
+
+// Copying threads that take neighbouring units: all of the block, or where the text has a constant `copy_group`, so many.
+// (Kernels of one warp have no copying threads in the scale model.)
+template <class C, class = void> struct Group {
+  static constexpr u32 threads = CopyThreads<C>::value > 0u ? CopyThreads<C>::value : 1u;
+};
+template <class C> struct Group<C, typename Void<(C::copy_group > 0)>::type> {
+  static constexpr u32 threads = C::copy_group;
+};
+
+// The number of this thread in its group.
+template <class C> TS_DEV u32 lane() {
+  if constexpr (Group<C>::threads == CopyThreads<C>::value) {
+    return thread();
+  } else {
+    return thread() % Group<C>::threads;
+  }
+}
+
+// Of a block's share, that of the group of this thread; nothing for threads that do not fill a group.
+template <class C> TS_DEV Share share_of_group(Share share) {
+  constexpr u32 kGroups = CopyThreads<C>::value / Group<C>::threads;
+  if constexpr (kGroups == 1u) return share;
+  const u32 group = thread() / Group<C>::threads;
+  if (group >= kGroups) return {share.end, share.end};
+  const Share part = share_of(share.end - share.begin, group, kGroups);
+  return {share.begin + part.begin, share.begin + part.end};
+}
+
 }  // namespace ts

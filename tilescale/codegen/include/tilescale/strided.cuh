@@ -8,7 +8,6 @@
 namespace ts {
 
 // Texts of kernels without such copies have no constant `copy_strided`, so they stay what they were.
-template <bool> struct Void { typedef void type; };
 template <class C, class = void> struct Strided { static constexpr bool value = false; };
 template <class C> struct Strided<C, typename Void<C::copy_strided>::type> {
   static constexpr bool value = C::copy_strided;
@@ -74,12 +73,12 @@ TS_DEV u64 offset_at(const Odometer& at, const u64* pitches, u32 unit) {
   return found;
 }
 
-// Loads and stores of `share` by the copying threads, as in a contiguous copy.
+// Loads and stores of `share` by the threads of a group, as in a contiguous copy.
 template <class C> TS_DEV void strided_by_threads(const Loops& loops, const u8* from, u8* to, Share share) {
   typedef typename UnitOf<C::copy_unit>::type Unit;
-  constexpr u32 kStride = CopyThreads<C>::value;
+  constexpr u32 kStride = Group<C>::threads;
   const Odometer step = odometer_at(loops, kStride);
-  u64 i = share.begin + thread();
+  u64 i = share.begin + lane<C>();
   Odometer at = odometer_at(loops, i);
   for (; i + (C::copy_unroll - 1) * (u64)kStride < share.end; i += C::copy_unroll * (u64)kStride) {
     Unit held[C::copy_unroll];

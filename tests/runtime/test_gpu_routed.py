@@ -1,0 +1,112 @@
+"""Workloads of dispatch and combine, on the CPU: what must come out is what the numpy reference says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from support import routed
+
+from tilescale.runtime.gpu_check import CALLS, POISON, WrongResult, place_on
+from tilescale.runtime.gpu_routed import RoutedWorkload, workload
+from tilescale.runtime.routed import entries_of
+from tilescale.runtime.routing import routing_of
+from tilescale.schedules.ragged import ragged_geometry
+from tilescale.spec.topology import Topology
+
+ON = Topology.shared_gpu(ranks=2)
+
+
+def works(op: str) -> list[RoutedWorkload]:
+    spec = routed(op, 2, tokens=12, hidden=8, experts=4, top_k=3, on=ON)
+    found = [workload(torch, spec, rank, 7, place_on(torch, "cpu")) for rank in range(2)]
+    assert all(isinstance(work, RoutedWorkload) for work in found)
+    return found  # type: ignore[return-value]
+
+
+def entries(call: int, op: str) -> list[list[int]]:
+    spec = routed(op, 2, tokens=12, hidden=8, experts=4, top_k=3, on=ON)
+    turn = "twice" if call == 0 else "declared"
+    indices = routing_of(spec, np.random.default_rng(7 * CALLS + call), turn)
+    return entries_of(ragged_geometry(spec, "push", 1), indices).tolist()  # type: ignore[no-any-return]
+
+
+def carry_out(made: list[RoutedWorkload], op: str) -> None:
+    """What right kernels do."""
+    for work in made:
+        work.poison()
+    for call in range(CALLS):
+        for source, token, k, holder, row in entries(call, op):
+            if op == "dispatch":
+                made[holder].calls[call].out[row] = made[source].calls[call].inputs[0][token]
+                continue
+            target, weights = made[source].calls[call], made[source].calls[call].inputs[2]
+            if not hasattr(target, "sums"):
+                object.__setattr__(target, "sums", torch.zeros(target.out.shape))
+            target.sums[token] += weights[token, k] * made[holder].calls[call].inputs[0][row].float()
+        for rank, work in enumerate(made):
+            data = work.calls[call]
+            if op == "combine":
+                data.out.copy_(data.sums)
+            else:
+                data.inputs[-1].copy_(torch.from_numpy(work._table(call)))
+                assert data.inputs[-1].sum() == sum(entry[3] == rank for entry in entries(call, op))
+
+
+@pytest.mark.parametrize("op", ["dispatch", "combine"])
+def test_right_results_are_right(op: str) -> None:
+    made = works(op)
+    carry_out(made, op)
+    for work in made:
+        for call in range(CALLS):
+            work.check(call)
+
+
+@pytest.mark.parametrize("op", ["dispatch", "combine"])
+def test_what_was_not_written_is_wrong(op: str) -> None:
+    for work in works(op):
+        work.poison()
+        with pytest.raises(WrongResult):
+            work.check(1)
+
+
+def test_a_wrong_row_a_row_too_many_and_a_wrong_count_are_told() -> None:
+    made = works("dispatch")
+    carry_out(made, "dispatch")
+    data = made[0].calls[1]
+    rows = data.expected.values.shape[0]
+    kept = data.out[0, 0].clone()
+    data.out[0, 0] = kept + 1
+    with pytest.raises(WrongResult, match=f"row 0 of {rows}"):
+        made[0].check(1)
+    data.out[0, 0] = kept
+    data.out[rows] = 0
+    with pytest.raises(WrongResult, match="behind the last one"):
+        made[0].check(1)
+    data.out[rows].view(torch.uint8).fill_(POISON)
+    made[0].check(1)
+    data.inputs[-1][0, 0] += 1
+    with pytest.raises(WrongResult, match="counts are"):
+        made[0].check(1)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_tokens_of_any_type_are_drawn(dtype: str) -> None:
+    spec = routed("dispatch", 2, hidden=8, experts=4, dtype=dtype, on=ON)
+    work = workload(torch, spec, 0, 7, place_on(torch, "cpu"))
+    assert work.calls[1].inputs[0].dtype == getattr(torch, dtype)
+    assert len(work.calls[1].inputs[0].float().unique()) > 4
+    work.poison()
+    rows = work.calls[1].expected.values.shape[0]
+    work.calls[1].out[:rows] = work.calls[1].expected.values
+    with pytest.raises(WrongResult, match="counts are"):
+        work.check(1)
+
+
+def test_a_sum_that_is_off_by_more_than_a_rounding_is_told() -> None:
+    made = works("combine")
+    carry_out(made, "combine")
+    at = int(made[1].calls[2].out[:, 0].abs().argmax())
+    made[1].calls[2].out[at, 0] *= 1.02
+    with pytest.raises(WrongResult, match="1 of 48 are wrong"):
+        made[1].check(2)

@@ -1,0 +1,88 @@
+"""Gathers of shards that are uneven or empty are proved for every kind of schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from mutations import changed
+from support import ag_gemm, all_gather
+
+from tilescale.schedules.lower import lower
+from tilescale.schedules.plan import Copy, Plan, Signal, Step
+from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.space import space
+from tilescale.schedules.verify import verify
+from tilescale.spec.op import Spec
+
+PUSH = Schedule(overlap="fused", compute="generated", chunk_rows=64, depth=2, num_comm_blocks=4)
+
+
+def specs(ranks: int) -> list[Spec]:
+    """Shorter last shards, fewer chunks in them, empty ones, more than one; rows of a few bytes."""
+    return [
+        all_gather((64 * ranks + 1, 24), ranks), all_gather((64 * ranks + 1, 24), ranks, inputs="symmetric"),
+        all_gather((300 * ranks - 290, 24), ranks), all_gather((1, 3), ranks),
+        all_gather((ranks + 1, 3), ranks, inputs="symmetric"), all_gather((7,), ranks, dtype="int8"),
+        ag_gemm((128 * ranks + 1, 128 * ranks, 128), ranks), ag_gemm((1, 128 * ranks, 128), ranks),
+        ag_gemm((5, 128 * ranks, 128), ranks, inputs="symmetric"),
+    ]
+
+
+def structures(spec: Spec) -> list[Schedule]:
+    """One schedule of each kind of plan."""
+    found: dict[tuple[object, ...], Schedule] = {}
+    for s in space(spec):
+        found.setdefault((s.transport, s.direction, s.algorithm, s.overlap, s.compute, s.depth > 1, s.chunk_order), s)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 6, 8])
+def test_every_kind_of_schedule_is_proved(ranks: int) -> None:
+    for spec in specs(ranks):
+        schedules = structures(spec)
+        assert len(schedules) >= 6, spec.label
+        for schedule in schedules:
+            proof = verify(lower(spec, schedule), cache=None)
+            assert proof.ok, f"{spec.label} {schedule.label}: {proof.counterexample}"
+
+
+def test_shards_follow_each_other_by_the_rule_of_dtensor() -> None:
+    plan = lower(all_gather((610, 24), 4), PUSH)  # 153, 153, 153, 151
+    row = 48
+    assert plan.goal.starts == (0, 153 * row, 306 * row, 459 * row, 610 * row)
+    assert plan.buffer("out").size == plan.buffer("gather").size == 610 * row
+    sent = [step.src.size // row for *_, step in plan.steps_of(3) if isinstance(step, Copy) and step.kind(3) == "put"]
+    assert sent == [64, 64, 23] * 3 or sorted(sent) == sorted([64, 64, 23] * 3)
+
+
+def test_a_rank_without_rows_takes_part_in_every_call() -> None:
+    plan = lower(all_gather((5, 24), 4), replace(PUSH, overlap="none", chunk_rows=0, depth=1))  # 2, 2, 1, 0
+    told = {step.rank for *_, step in plan.steps_of(3) if isinstance(step, Signal)}
+    assert told == {0, 1, 2}
+    assert not any(isinstance(step, Copy) and step.kind(3) == "put" for *_, step in plan.steps_of(3))
+
+
+def _silent(step: Step) -> Step | None:
+    """Who has nothing to send says nothing: counters 3 are those of rank 3 at its peers, who do not wait for it either."""
+    return None if getattr(step, "counter", -1) == 3 else step
+
+
+FAULTS: dict[str, tuple[Callable[[Step], Step | None], str]] = {"an empty shard that nobody waits for": (_silent, "race")}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_planted_faults_are_found(name: str) -> None:
+    change, rule = FAULTS[name]
+    plan: Plan = lower(all_gather((5, 24), 4), replace(PUSH, overlap="none", chunk_rows=0, depth=1))
+    found = verify(changed(plan, change), cache=None).counterexample
+    assert found is not None
+    assert found.rule == rule
+
+
+def test_products_of_uneven_rows_are_made_by_the_library() -> None:
+    found = space(ag_gemm((4098, 10240, 8192)))
+    assert {s.compute for s in found} == {"library"}
+    assert found.rejected["even_products"] > 0
+    assert {s.overlap for s in found} == {"none", "chunked"}

@@ -1,0 +1,60 @@
+"""Declarations of dispatch and combine: operands, sizes, what is refused, and what kernels cannot do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support import routed
+
+from tilescale.spec.op import moe_dispatch
+from tilescale.spec.ops._moe import shares_of
+from tilescale.spec.tensor import Tensor
+from tilescale.spec.topology import Topology
+from tilescale.spec.views import FullRow
+
+T4 = Topology.named("8xH200-NVSwitch", ranks=4)
+
+
+def test_operands_are_what_callers_pass_and_results_come_last() -> None:
+    out, back = routed("dispatch", 4), routed("combine", 4)
+    assert [operand.name for operand in out.operands] == ["a", "indices", "counts"]
+    assert [operand.name for operand in back.operands] == ["a", "indices", "weights", "counts"]
+    assert [operand.name for operand in out.results] == ["counts"]
+    assert back.results == ()
+
+
+def test_every_rank_has_room_for_the_rows_of_all_tokens() -> None:
+    spec = moe_dispatch(Tensor((32, 64), "bfloat16", FullRow), 8, 2, T4)
+    assert spec.output.local_shape(3, 4) == (64, 64)
+    shapes = {operand.name: operand.tensor.local_shape(1, 4) for operand in spec.operands}
+    assert shapes == {"a": (8, 64), "indices": (8, 2), "counts": (4, 2)}
+    assert {operand.tensor.dtype for operand in spec.operands[1:]} == {"int32"}
+    assert routed("combine", 4).operands[2].tensor.dtype == "float32"
+
+
+def test_a_token_crosses_a_link_once_a_rank_and_a_row_once_an_expert() -> None:
+    out, back = (routed(op, 2, tokens=16, hidden=8, experts=8, top_k=4) for op in ("dispatch", "combine"))
+    assert out.link_bytes == 8 * 2 * 8 * 2 // 2
+    assert back.link_bytes == 8 * 4 * 8 * 2 // 2
+    assert back.flops == 2 * 8 * 4 * 8
+
+
+def test_shares_follow_a_histogram() -> None:
+    assert shares_of(routed("dispatch", 2, experts=4, routing="histogram:3,2,1,2")) == (0.625, 0.375)
+    assert shares_of(routed("dispatch", 4)) == (0.25,) * 4
+
+
+@pytest.mark.parametrize(("spec", "says"), [
+    (replace(routed("dispatch", 4), inputs=(Tensor((32, 136), "bfloat16", FullRow, order="col"),)), "row-major"),
+    (routed("dispatch", 2, experts=64, top_k=33), "at most 32 experts"),
+    (routed("combine", 2, dtype="float64"), "kernels add rows of"),
+    (routed("dispatch", 2, tokens=1 << 24, experts=256, top_k=8, hidden=1), "32 bits"),
+], ids=["order", "top_k", "dtype", "places"])
+def test_what_kernels_cannot_route_says_so(spec: object, says: str) -> None:
+    assert says in spec.without_kernels  # type: ignore[attr-defined]
+
+
+def test_trace_and_uniform_are_taken_as_they_are() -> None:
+    assert routed("dispatch", 2, routing="trace:a.json#0123").attribute("routing") == "trace:a.json#0123"
+    assert routed("dispatch", 2).attribute("routing") == "uniform"

@@ -1,0 +1,108 @@
+"""Values of dispatch and combine on all ranks: what callers pass, and what they must find, made by numpy alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tilescale.runtime.check import Array, from_bits, random_input, to_bits
+from tilescale.runtime.routing import Indices
+from tilescale.schedules.ragged import RaggedGeometry, ragged_geometry
+from tilescale.spec.declaration import Spec
+from tilescale.spec.result import SMALLEST
+from tilescale.spec.routed import routed_deviation
+from tilescale.spec.tensor import Tensor
+
+POISON = 0xFF
+
+
+@dataclass(frozen=True)
+class Routed:
+    """`inputs[rank]`: bytes by buffer. `exact[rank]`: bytes that outputs must hold, by buffer, what nobody writes with
+    POISON. `value[rank]`, `allowed[rank]`: numbers of the output and how far they may be off, where it adds up."""
+
+    inputs: list[dict[str, bytes]]
+    exact: list[dict[str, bytes]]
+    value: list[Array]
+    allowed: list[Array]
+
+
+def routed(spec: Spec, indices: list[Indices], rng: np.random.Generator, exact: bool) -> Routed:
+    """A call. `exact`: small integers."""
+    geo = ragged_geometry(spec, "push", 1)
+    return (_combined if geo.combines else _dispatched)(spec, geo, indices, rng, exact)
+
+
+def counts_of(geo: RaggedGeometry, indices: list[Indices]) -> npt.NDArray[np.int64]:
+    """Rows of each expert (columns) from each rank (rows)."""
+    return np.stack([np.bincount(part[(part >= 0) & (part < geo.experts)], minlength=geo.experts) for part in indices])
+
+
+def _begin(geo: RaggedGeometry, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Where rows of each expert from each rank begin at the rank of the expert: by expert, then by source."""
+    first = np.zeros_like(counts)
+    for holder in range(geo.world):
+        part = slice(holder * geo.local, (holder + 1) * geo.local)
+        flat = counts[:, part].T.reshape(-1)
+        first[:, part] = (np.cumsum(flat) - flat).reshape(geo.local, geo.world).T
+    return first
+
+
+def entries_of(geo: RaggedGeometry, indices: list[Indices]) -> npt.NDArray[np.int64]:
+    """Every entry with an expert, in order: source, token, k, the rank of its expert, and its row there."""
+    first, found = _begin(geo, counts_of(geo, indices)), []
+    for source, part in enumerate(indices):
+        token, k = np.nonzero((part >= 0) & (part < geo.experts))
+        expert = part[token, k].astype(np.int64)
+        order = np.argsort(expert, kind="stable")
+        number = np.empty(len(order), np.int64)  # which of the rows of its expert
+        number[order] = np.arange(len(order)) - np.searchsorted(expert[order], expert[order])
+        row = first[source, expert] + number
+        found.append(np.stack([np.full_like(expert, source), token, k, expert // geo.local, row], axis=1))
+    return np.concatenate(found)
+
+
+def _table(geo: RaggedGeometry, indices: list[Indices], rank: int) -> bytes:
+    part = counts_of(geo, indices)[:, rank * geo.local:(rank + 1) * geo.local]
+    return part.astype("<i4").tobytes()
+
+
+def _drawn(tensor: Tensor, rows: int, rng: np.random.Generator, exact: bool) -> npt.NDArray[np.uint8]:
+    """Rows of a tensor, as bytes."""
+    bits = to_bits(random_input(rng, (rows, tensor.sizes[1]), exact), tensor.dtype)
+    return np.frombuffer(bits.tobytes(), np.uint8).reshape(rows, tensor.sizes[1] * tensor.itemsize)
+
+
+def _dispatched(spec: Spec, geo: RaggedGeometry, indices: list[Indices], rng: np.random.Generator, exact: bool) -> Routed:
+    tokens = [_drawn(spec.inputs[0], count, rng, exact) for count in geo.tokens]
+    outs = [np.full((geo.room, geo.row_bytes), POISON, np.uint8) for _ in range(geo.world)]
+
+    for source, token, _, holder, row in entries_of(geo, indices).tolist():
+        outs[holder][row] = tokens[source][token]
+    inputs = [{"a": tokens[rank].tobytes(), "indices": indices[rank].astype("<i4").tobytes()} for rank in range(geo.world)]
+    found = [{"out": outs[rank].tobytes(), "counts": _table(geo, indices, rank)} for rank in range(geo.world)]
+    return Routed(inputs, found, [], [])
+
+
+def _combined(spec: Spec, geo: RaggedGeometry, indices: list[Indices], rng: np.random.Generator, exact: bool) -> Routed:
+    held = [np.full((geo.room, geo.row_bytes), POISON, np.uint8) for _ in range(geo.world)]
+    dtype, hidden = spec.output.dtype, spec.output.sizes[1]
+    weights = [(rng.integers(1, 4, part.shape) if exact else rng.random(part.shape)).astype(np.float32) for part in indices]
+    value = [np.zeros((count, hidden)) for count in geo.tokens]
+    magnitude = [np.zeros((count, hidden)) for count in geo.tokens]
+
+    for source, token, k, holder, row in entries_of(geo, indices).tolist():
+        drawn = _drawn(spec.output, 1, rng, exact)[0]
+        held[holder][row] = drawn
+        term = float(weights[source][token, k]) * from_bits(drawn.tobytes(), dtype)
+        value[source][token] += term
+        magnitude[source][token] += np.abs(term)
+
+    inputs = [{"a": held[rank].tobytes(), "indices": indices[rank].astype("<i4").tobytes(),
+               "weights": weights[rank].astype("<f4").tobytes(), "counts": _table(geo, indices, rank)}
+              for rank in range(geo.world)]
+    off, least = routed_deviation(spec, exact), SMALLEST.get(dtype, 0.0)
+    allowed = [least + np.abs(v) * off.result + m * off.magnitude for v, m in zip(value, magnitude, strict=True)]
+    return Routed(inputs, [{} for _ in value], value, allowed)

@@ -1,0 +1,134 @@
+"""Data flow of ragged operations: what every step reads must be, in full, what the step before it has made in this call.
+
+How many rows a segment holds is known on the device alone, so what a region holds is said as a whole: who made it, from
+what, for whom. The last step must find that of every rank, and the outputs what the last step made.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from tilescale.schedules.agents import Model, Work
+from tilescale.schedules.dataflow import Contents
+from tilescale.schedules.following import Following
+from tilescale.schedules.footprint import describe
+from tilescale.schedules.order import Run
+from tilescale.schedules.plan import Copy, Ragged, Region
+from tilescale.schedules.story import Counterexample, Place
+
+# What a task needs, done before in the same call by the same blocks: it leaves numbers in their shared memory.
+BEFORE = {"route": (), "total": ("route",), "send": ("total",), "place": (), "tally": (), "return": ("tally",),
+          "weigh": ("total", "tally")}
+RESULT = {"moe_dispatch": "place", "moe_combine": "weigh"}
+
+
+class Made(NamedTuple):
+    """`what`: a buffer that the caller filled, or a task; on `rank`, for rank `peer`, in `call`."""
+
+    what: str
+    rank: int
+    peer: int
+    call: int
+
+
+class RaggedFlow(Following):
+    """Follows the data of a ragged plan along `run`."""
+
+    def __init__(self, model: Model, run: Run) -> None:
+        super().__init__(model, run)
+        self.memory: dict[tuple[int, str, int], Contents] = {}
+        self.done: dict[tuple[int, str, str, int], set[str]] = {}
+        self.pulls = any(b.peer_visible for b in self.plan.buffers if b.name in ("a", "staging"))
+
+    def _contents(self, rank: int, buffer: str, call: int) -> Contents:
+        key = (rank, buffer, call % self.versions[buffer])
+        return self.memory.setdefault(key, Contents())
+
+    def _caller(self, rank: int, call: int) -> Counterexample | None:
+        problem = self._outputs(rank, call - 1) if call else None
+        if problem is None and call < self.model.calls:
+            for buffer in self.plan.buffers:
+                if buffer.role == "input" and buffer.size:
+                    self._write(Region(buffer.name, rank, 0, buffer.size), call, Made(buffer.name, rank, rank, call))
+        return problem
+
+    def _outputs(self, rank: int, call: int) -> Counterexample | None:
+        wanted = Made(RESULT[self.plan.op], rank, rank, call)
+        for buffer in self.plan.buffers:
+            whole = Region(buffer.name, rank, 0, buffer.size)
+            if buffer.role == "output" and self._held(whole, call) != wanted:
+                says = f"must hold {_say(wanted)}; it holds {_say(self._held(whole, call))}"
+                return Counterexample("data_flow", f"output {buffer.name} of rank {rank} {says}", (Place(rank, call=call),),
+                                      buffer.name, rank, 0, buffer.size)
+        return None
+
+    def _write(self, region: Region, call: int, made: Made) -> None:
+        # Values of the two ways to follow data are both plain tuples, compared and kept as they are.
+        self._contents(region.rank, region.buffer, call).write(region.offset, region.end, made)  # type: ignore[arg-type]
+
+    def _held(self, region: Region, call: int) -> Made | None:
+        """What all bytes of a region hold; None where that is not one thing."""
+        reached, found = region.offset, None
+        for low, high, made in self._contents(region.rank, region.buffer, call).pieces(region.offset, region.end):
+            if low > reached or (found is not None and made != found):
+                return None
+            reached, found = high, made
+        return found if reached == region.end else None  # type: ignore[return-value]
+
+    def _step(self, rank: int, work: Work, call: int) -> Counterexample | None:
+        step = work.step
+        if isinstance(step, Copy):
+            held = self._held(step.src, call)
+            if held != Made("a", rank, rank, call):
+                return self._refuse(rank, work, call, f"reads {_say(held)} in place of the operand")
+            self._write(Region(step.dst.buffer, step.dst.rank, 0, self.plan.buffer(step.dst.buffer).size), call, held)
+            return None
+        if not isinstance(step, Ragged):
+            return self._refuse(rank, work, call, "must be a ragged step or a copy")
+        done = self.done.setdefault((rank, work.launch, work.role, call), set())
+        missing = [task for task in BEFORE.get(step.task, (step.task,)) if task not in done]
+        if missing:
+            return self._refuse(rank, work, call, f"needs {missing[0]} before it, by the same blocks")
+        done.add(step.task)
+        read = Counter(self._held(region, call) for region in step.reads)
+        wanted: Counter[Made | None] = Counter(self._wanted(rank, step, call))
+        if read != wanted:
+            lacks, has = next(iter(wanted - read), None), next(iter(read - wanted), None)
+            return self._refuse(rank, work, call, f"reads {_say(has)} in place of {_say(lacks)}")
+        for region in step.writes:
+            self._write(region, call, Made(step.task, rank, step.peer, call))
+        return None
+
+    def _wanted(self, rank: int, step: Ragged, call: int) -> list[Made]:
+        """What the regions that a step reads must hold."""
+        def own(*names: str) -> list[Made]:
+            return [Made(name, rank, rank, call) for name in names]
+
+        peers = [peer for peer in range(self.plan.world) if peer != rank]
+        pulled = [Made("a", peer, peer, call) for peer in peers]
+        if step.task == "route":
+            return own("indices")
+        if step.task == "total":
+            return own("route")
+        if step.task == "send":
+            return own("a", "indices", "route")
+        if step.task == "place":
+            sent = [Made("send", peer, rank, call) for peer in peers]
+            return [*sent, *(pulled if self.pulls else sent), *own("send", "a")]
+        if step.task == "tally":
+            return own("counts")
+        if step.task == "return":
+            return [] if self.pulls else own("a")
+        given = [Made("return", peer, rank, call) for peer in peers]
+        return [*given, *(pulled if self.pulls else []), *own("weights", "indices", "route", "a")]
+
+    def _refuse(self, rank: int, work: Work, call: int, message: str) -> Counterexample:
+        place = Place(rank, work.launch, work.role, work.number, call, describe(work.step))
+        return Counterexample("data_flow", f"step {work.number} of rank {rank} {message}", (place,))
+
+
+def _say(made: Made | None) -> str:
+    if made is None:
+        return "nothing whole"
+    return f"{made.what} of rank {made.rank} for rank {made.peer} of call {made.call}"

@@ -1,0 +1,28 @@
+"""How far what comes out of dispatch and combine may be off, whose results depend on indices as much as on tensors."""
+
+from __future__ import annotations
+
+from tilescale.spec.declaration import Spec
+from tilescale.spec.ops._counts import count_attribute
+from tilescale.spec.result import ACCUMULATION_EPSILON, EPSILON, Deviation, deviation, result_of
+
+KINDS = ("dispatch", "combine")  # of moves
+
+
+def is_routed(spec: Spec) -> bool:
+    """Whether how much goes where is known on the device alone."""
+    return any(move.kind in KINDS for move in spec.operation.moves)
+
+
+def routed_deviation(spec: Spec, integers: bool = False) -> Deviation:
+    """Nothing for rows that only move. A combine rounds each product with a weight and each sum in fp32, which is exact for
+    small integers, and the sum to the type of its output."""
+    if spec.operation.moves[0].kind == "dispatch":
+        return Deviation()
+    accumulated = 0.0 if integers else 2 * count_attribute(spec, "top_k") * ACCUMULATION_EPSILON
+    return Deviation(EPSILON.get(spec.output.dtype, 0.0) / 2, accumulated)
+
+
+def allowed_of(spec: Spec) -> Deviation:
+    """Of any operation: what rank 0 may be off by, for random numbers."""
+    return routed_deviation(spec) if is_routed(spec) else deviation(spec, result_of(spec, 0))
