@@ -95,18 +95,25 @@ def test_multimem_is_measured_where_the_owner_allows_it_and_every_rank_has_tried
     for name in ("TILESCALE_MULTICAST", "TILESCALE_PEER_MEMORY", *SWITCHES):
         monkeypatch.delenv(name, raising=False)
     real = ts.Topology.named("8xH200-NVSwitch").with_ranks(2)
-    told: dict[str, Any] = {"uuids": ["gpu-a", "gpu-b"], "sms": 132}
-    unasked = make(real, **told, multicast=["works", "works"])
-    assert not unasked.multicast
-    assert unasked.pids == unasked._compiler.pids  # no rank was started for it
+
+    def has(topology: ts.Topology, multicast: list[str]) -> tuple[bool, set[str]]:
+        """Whether a runner has it, and how its ranks share memory; no rank is started for asking."""
+        told: dict[str, Any] = {"multicast": multicast}
+        if topology is real:
+            told |= {"uuids": ["gpu-a", "gpu-b"], "sms": 132}
+        runner = make(topology, **told)
+        found = runner.multicast, {facts.peer_memory for facts in runner.facts}
+        runner.close()
+        return found
+
+    works, fails = ["works", "works"], ["works", "rank 1: it cannot be bound"]
+    assert has(real, works) == (False, set())
     monkeypatch.setenv("TILESCALE_MULTICAST", "1")
-    runner = make(real, **told, multicast=["works", "works"])
-    assert runner.multicast
-    assert {facts.peer_memory for facts in runner.facts} == {"vmm"}
-    assert not make(real, **told, multicast=["works", "rank 1: it cannot be bound"]).multicast
-    assert not make(SPEC.topology, multicast=["works", "works"]).multicast
+    assert has(real, works) == (True, {"vmm"})
+    assert has(real, fails) == (False, {"vmm"})
+    assert has(SPEC.topology, works) == (False, set())
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
-    assert not make(real, **told, multicast=["works", "works"]).multicast
+    assert has(real, works) == (False, set())
 
 
 @pytest.mark.parametrize("world", [3, 6])
