@@ -14,6 +14,7 @@ sample and of the database. The second file that is written, beside the first, h
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import common
 
 import tilescale as ts
+from tilescale.errors import SpecError
 from tilescale.runtime.emulate import emulate
 from tilescale.schedules.lower import lower
 from tilescale.schedules.proof_cache import ProofCache
@@ -52,6 +54,28 @@ def _product(a: Any, b: Any, out: Any) -> Make:
         world = topology.world
         m, n, k = (1024 * world, 1024 * world, 512 * world) if large else (128 * world, 64 * world, 64 * world)
         return ts.matmul(_tensor(a, (m, k)), ts.Tensor((k, n), DTYPE, b, "col"), out, topology)
+
+    return make
+
+
+def _along(view: Any, order: str) -> Make:
+    """A product whose contraction is gathered; `order` is that of what is sent."""
+    def make(topology: Topology, large: bool) -> Spec:
+        world, rows = topology.world, view is ts.FullRow
+        m, n, k = (1024 * world, 1024 * world, 512 * world) if large else (128 * world, 64 * world, 128 * world)
+        a = ts.Tensor((m, k), DTYPE, view, "row" if rows else order)
+        return ts.matmul(a, ts.Tensor((k, n), DTYPE, view, order if rows else "row"), view, topology)
+
+    return make
+
+
+def _blocks(algorithm: str | None) -> Make:
+    """A product of block matrices; worlds that make no such mesh are left out (see `specs`)."""
+    def make(topology: Topology, large: bool) -> Spec:
+        rows, cols = topology.mesh_sizes
+        m, n, k = (2048, 2048, 1024) if large else (64, 128, 64)
+        a, b = _tensor(ts.Block, (m * rows, k * cols)), _tensor(ts.Block, (k * cols, n * cols))
+        return ts.matmul(a, b, ts.Block, topology, algorithm=algorithm)
 
     return make
 
@@ -94,6 +118,7 @@ def _routed(combines: bool) -> Make:
 # The workloads of each operation, in the two sizes of the sample.
 WORKLOADS: dict[str, tuple[Make, ...]] = {
     "ag_gemm": (_product(ts.FullRow, ts.FullCol, ts.FullCol),),
+    "ag_gemm_k": (_along(ts.FullCol, "col"), _along(ts.FullCol, "row")),
     "all_gather": (_moved(ts.FullRow, ts.Replicate),),
     "all_reduce": (_moved(ts.Partial, ts.Replicate),),
     "all_to_all": (_moved(ts.FullRow, ts.FullCol), _attention(ts.Shard(2), ts.Shard(1), None),
@@ -106,6 +131,8 @@ WORKLOADS: dict[str, tuple[Make, ...]] = {
     "moe_dispatch": (_routed(False),),
     "reduce_scatter": (_moved(ts.Partial, ts.FullRow),),
     "shift": (_shift,),
+    "summa": (_blocks(None), _blocks("cannon")),
+    "weight_gather_gemm": (_along(ts.FullRow, "row"), _along(ts.FullRow, "col")),
 }
 
 
@@ -136,7 +163,9 @@ def specs(op: str, worlds: tuple[int, ...]) -> Iterator[tuple[Spec, bool]]:
         topology = Topology.scale_model("8xH200-NVSwitch", ranks=world)
         for make in WORKLOADS.get(op, ()):
             for large in (False, True):
-                yield make(topology, large), not large
+                with contextlib.suppress(SpecError):
+                    if (spec := make(topology, large)).kernels:
+                        yield spec, not large
 
 
 def key_of(op: str, schedule: Schedule) -> Key:
@@ -164,7 +193,8 @@ def count(rows: dict[Key, Row], op: str, worlds: tuple[int, ...], say: Callable[
             row.proved += proof.ok
             if not proof.ok:
                 row.failures.append(f"{spec.label} {schedule.label}: {proof}")
-            again = (key, direction, spec.world, spec.output.view, spec.attributes)
+            orders = tuple(tensor.order for tensor in spec.inputs)
+            again = (key, direction, spec.world, spec.output.view, spec.attributes, orders)
             if small and spec.world in (min(worlds), max(worlds)) and again not in emulated:
                 emulated.add(again)
                 found = emulate(spec, schedule, seed=len(emulated))

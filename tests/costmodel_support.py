@@ -57,8 +57,9 @@ def measured(
 def made_up(
     spec: Spec, count: int = 300, seed: int = 0, parameters: Parameters = OTHER, source: str = "measured_scale_model"
 ) -> RecordedSpace:
-    """A recorded space of `count` schedules drawn from the space of `spec`, without rings, as those are that were recorded
-    on machines."""
-    schedules = Space(spec, {"algorithm": [name for name in BY_NAME["algorithm"].domain if name != "ring"]}).schedules
+    """A recorded space of `count` schedules drawn from the space of `spec`, of blocks that copy and without rings, as those
+    are that were recorded on machines."""
+    known = [name for name in BY_NAME["algorithm"].domain if name != "ring"]
+    schedules = Space(spec, {"algorithm": known, "copy_scope": ["block"]}).schedules
     chosen = random.Random(f"{seed} {spec.digest}").sample(schedules, min(count, len(schedules)))
     return RecordedSpace.of(spec, source, [measured(spec, schedule, seed, parameters, source) for schedule in chosen])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tilescale.spec.op import Spec, matmul, moe_combine, moe_dispatch, redistribute, shift
-from tilescale.spec.tensor import Tensor
+from tilescale.spec.tensor import Tensor, square_mesh
 from tilescale.spec.topology import Topology
-from tilescale.spec.views import FullCol, FullRow, Partial, Replicate, Shard
+from tilescale.spec.views import Block, FullCol, FullRow, Partial, Replicate, Shard
 
 MAIN = (4096, 10240, 8192)
 
@@ -15,11 +15,42 @@ def topology(ranks: int) -> Topology:
 
 
 def ag_gemm(shape: tuple[int, int, int] = MAIN, ranks: int = 4, *, order: str = "col", dtype: str = "bfloat16",
-            inputs: str = "ordinary", out_dtype: str | None = None, on: Topology | None = None) -> Spec:
+            inputs: str = "ordinary", out_dtype: str | None = None, gathered: bool = False, on: Topology | None = None
+            ) -> Spec:
     """ag_gemm of global M x N x K, in the scale model unless `on` says otherwise."""
     m, n, k = shape
     return matmul(Tensor((m, k), dtype, FullRow), Tensor((k, n), dtype, FullCol, order=order), out=FullCol,
-                  topology=on or topology(ranks), inputs=inputs, out_dtype=out_dtype)
+                  topology=on or topology(ranks), inputs=inputs, out_dtype=out_dtype, gathered=gathered)
+
+
+def ag_gemm_of_several(a: tuple[int, int], columns: tuple[int, ...], ranks: int = 4) -> Spec:
+    """ag_gemm of A (M, K) and of B with these columns, side by side."""
+    several = [Tensor((a[1], size), "bfloat16", FullCol, "col") for size in columns]
+    return matmul(Tensor(a, "bfloat16", FullRow), several, FullCol, topology(ranks))
+
+
+def in_blocks(ranks: int = 4, local: tuple[int, int, int] = (88, 152, 88), algorithm: str | None = None, *,
+              dtype: str = "bfloat16", on: Topology | None = None) -> Spec:
+    """Block matrices on the most square mesh of `ranks`: every rank multiplies `local` (m, n, k of its block of A)."""
+    rows, cols = square_mesh(ranks)
+    m, n, k = local
+    return matmul(Tensor((m * rows, k * cols), dtype, Block), Tensor((k * cols, n * cols), dtype, Block), Block,
+                  on or topology(ranks), algorithm=algorithm)
+
+
+CONTRACTIONS = ("weights", "weights col", "gradients", "gradients row")
+
+
+def contraction(name: str, shape: tuple[int, int, int] = MAIN, ranks: int = 4, *, dtype: str = "bfloat16",
+                inputs: str = "ordinary", out_dtype: str | None = None, on: Topology | None = None) -> Spec:
+    """A product whose contraction is gathered, of global M x N x K: "weights" (weight_gather_gemm) or "gradients"
+    (ag_gemm_k). What is sent has its contraction outside, and moves in rows, but in "weights col" and "gradients row"."""
+    m, n, k = shape
+    kind, _, order = name.partition(" ")
+    views, order = ((FullRow, FullRow), order or "row") if kind == "weights" else ((FullCol, FullCol), order or "col")
+    orders = ("row", order) if kind == "weights" else (order, "row")
+    a, b = (Tensor(size, dtype, view, of) for size, view, of in zip(((m, k), (k, n)), views, orders, strict=True))
+    return matmul(a, b, out=views[0], topology=on or topology(ranks), inputs=inputs, out_dtype=out_dtype)
 
 
 def all_gather(shape: tuple[int, ...] = (4096, 8192), ranks: int = 4, *, dtype: str = "bfloat16",

@@ -9,7 +9,7 @@ from tilescale.errors import TilescaleError
 from tilescale.spec.op import Spec
 from tilescale.spec.operation import OPERATIONS
 from tilescale.spec.topology import Topology
-from tilescale.tuner.models import VIEWS
+from tilescale.tuner.models import ALONG, VIEWS
 
 MODEL = "llama-3-70b"
 HIDDEN, UP, QKV = 8192, 28672, 10240  # of that model: N of mlp_up and attn_qkv, K of mlp_down
@@ -28,6 +28,10 @@ Make = Callable[[Topology], Spec]
 def product(op: str, m: int, n: int, k: int, parts: str | None = None) -> Make:
     """A tensor-parallel product, weights as torch.nn.Linear holds them; `parts`: what products may be rounded to before
     they are summed."""
+    if op in (*ALONG, "summa"):
+        view, left, right = ALONG.get(op, (ts.Block, "row", "row"))
+        return lambda topology: ts.matmul(ts.Tensor((m, k), DTYPE, view, left), ts.Tensor((k, n), DTYPE, view, right), view,
+                                          topology)
     a, b, out = VIEWS[op]
     return lambda topology: ts.matmul(ts.Tensor((m, k), DTYPE, a), ts.Tensor((k, n), DTYPE, b, "col"), out, topology,
                                       partial_dtype=parts)
@@ -81,7 +85,7 @@ def checked(topology: Topology) -> tuple[dict[str, Spec], dict[str, str]]:
         op = operation.name
         if not operation.kernels:
             without[op] = operation.remedy or "no kernels"
-        elif op in VIEWS:
+        elif op in (*VIEWS, *ALONG, "summa"):
             _add(found, without, op, product(op, ROWS * world, 256 * world, 512 * world), topology)
         elif op in (*MOVES, "shift"):
             _add(found, without, op, moved(op, ROWS * world, COLUMNS), topology)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support import ag_gemm, all_gather, local_gemm
+from support import ag_gemm, all_gather, contraction, in_blocks, local_gemm
 
 from tilescale import canon
 from tilescale.codegen import table
@@ -25,6 +25,9 @@ CASES: dict[str, tuple[Spec, Schedule]] = {
     "fused_peer_copy": (ag_gemm(), GEMM),
     "fused_tma_row_float16": (ag_gemm(order="row", dtype="float16"), replace(GEMM, transport="tma", block_n=128)),
     "gemm_float32_out": (ag_gemm(out_dtype="float32"), replace(GEMM, overlap="none", chunk_rows=0, depth=1)),
+    "panels": (in_blocks(4, (2048, 2048, 2048)), replace(GEMM, chunk_rows=0)),
+    "segments_weights": (contraction("weights"), GEMM),
+    "segments_gradients_float16": (contraction("gradients", dtype="float16"), replace(GEMM, transport="tma")),
     "copy_tma": (all_gather(), Schedule(transport="tma", overlap="fused", chunk_rows=256, depth=2, num_comm_blocks=4,
                                         compute="generated")),
     "copy_unaligned": (all_gather((4096, 3), dtype="bfloat16"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from support import ag_gemm, all_gather, gemm_rs, reduction, routed
+from support import CONTRACTIONS, ag_gemm, all_gather, contraction, gemm_rs, in_blocks, reduction, routed
 
 from tilescale.codegen.cache import Binary
 from tilescale.codegen.compile import Compiler, Source
@@ -22,6 +22,7 @@ SPECS = {
     "ag_gemm": ag_gemm(), "ag_gemm_row": ag_gemm(order="row"), "ag_gemm_fp16": ag_gemm(dtype="float16", ranks=2),
     "ag_gemm_fp32_out": ag_gemm(out_dtype="float32", ranks=2), "all_gather": all_gather(),
     "gemm_rs": gemm_rs(ranks=8), "gemm_ar of odd sizes": gemm_rs((1, 57, 256), 2, out="Replicate", order="col"),
+    **{name: contraction(name, ranks=2) for name in CONTRACTIONS}, "summa": in_blocks(4, (1024, 1024, 1024)),
     "all_reduce": reduction(ranks=3), "reduce_scatter of odd sizes": reduction((67, 33), 2, to=FullRow, dtype="float16"),
     "dispatch": routed("dispatch", 8, hidden=7168, experts=256, top_k=8),
     "dispatch of odd sizes": routed("dispatch", 2, hidden=77, experts=64, top_k=6, dtype="float16"),

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from support import ag_gemm, all_gather, gemm_rs, reduction
+from support import CONTRACTIONS, ag_gemm, ag_gemm_of_several, all_gather, contraction, gemm_rs, reduction
 
 import tilescale as ts
 from tilescale.deploy import tensors
@@ -37,6 +37,9 @@ def specs(world):
     yield reduction((77,), world, dtype="float32")
     yield reduction((4, 6), world, dtype="int32")
     yield ag_gemm((2 * world, 8 * world, 32), world)
+    yield ag_gemm((2 * world, 8 * world, 24), world, gathered=True)
+    yield ag_gemm_of_several((2 * world, 24), (8 * world, 4 * world), world)
+    yield from (contraction(name, (4 * world, 8 * world, 16 * world), world) for name in CONTRACTIONS)
     yield all_gather((2 * world, 24), world)
     yield from exchanges(world)
 
@@ -85,6 +88,10 @@ def expected(spec, rank, world):
         whole = whole.permute([int(dim) for dim in order.split(",")]) if order else whole
         offset, shape = (at(rank, world) for at in (spec.output.local_offset, spec.output.local_shape))
         return whole[tuple(slice(first, first + size) for first, size in zip(offset, shape, strict=True))].contiguous()
+    if spec.op in ("weight_gather_gemm", "ag_gemm_k"):
+        (move,), factors = spec.operation.moves, list(by_rank[rank])
+        factors[move.operand] = torch.cat([inputs[move.operand] for inputs in by_rank], move.dim)
+        return (factors[0].double() @ factors[1].double()).to(getattr(torch, spec.output.dtype))
     if spec.op in ("ag_gemm", "all_gather"):
         first = torch.cat([inputs[0] for inputs in by_rank]).double()
         whole = first @ by_rank[rank][1].double() if spec.op == "ag_gemm" else first
@@ -96,16 +103,42 @@ def expected(spec, rank, world):
     return part.to(getattr(torch, spec.output.dtype))
 
 
+def several(run, inputs, wanted):
+    """A product for each of several B, made and as columns of `out`."""
+    out = torch.full_like(wanted, 77)
+    made, parts = run(*inputs), run(*inputs, out=out)
+    return [len(made) == len(parts) == 2, [part.shape[1] for part in made] == [8, 4],
+            torch.equal(torch.cat(made, 1), wanted), torch.equal(out, wanted) and torch.equal(torch.cat(parts, 1), wanted)]
+
+
+def both(spec, run, inputs, wanted, world):
+    """The two outputs of a product that returns what it gathers, with and without `out`."""
+    whole = torch.cat([local_inputs(spec, each)[0] for each in range(world)])
+    out = (torch.full_like(wanted, 77), torch.full_like(whole, 77))
+    assert run(*inputs, out=out) is out
+    empty = run.empty_outputs([value.to("meta") for value in inputs])
+    made = run(*inputs)
+    right_ = [all(torch.equal(a, b) for a, b in zip(pair, (wanted, whole), strict=True)) for pair in (made, out)]
+    shapes = [tuple(each.shape) for each in empty] == [tuple(wanted.shape), tuple(whole.shape)]
+    return [isinstance(made, tuple), *right_, shapes]
+
+
 def right(rank, world):
     """Every operation by library calls, with and without `out`."""
     found = {}
     for spec in specs(world):
         run, inputs, wanted = operation(spec, rank, world), local_inputs(spec, rank), expected(spec, rank, world)
+        if spec.columns:
+            found[f"{spec.label} of several B"] = several(run, inputs, wanted)
+            continue
+        if len(spec.outputs) > 1:
+            found[f"{spec.label} and what is gathered"] = both(spec, run, inputs, wanted, world)
+            continue
         out = torch.full_like(wanted, 77)
         assert run(*inputs, out=out) is out
         kept = all(torch.equal(a, b) for a, b in zip(inputs, local_inputs(spec, rank), strict=True))
         empty = run.empty_output([value.to("meta") for value in inputs])
-        found[f"{spec.label} {spec.output.view.label}"] = [
+        found[f"{spec.label} {spec.output.view.label} {[tensor.order for tensor in spec.inputs]}"] = [
             torch.equal(run(*inputs), wanted), torch.equal(out, wanted), kept,
             tuple(empty.shape) == tuple(wanted.shape) and empty.dtype == wanted.dtype]
     return found

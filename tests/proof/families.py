@@ -7,7 +7,7 @@ from functools import cache
 
 from handmade import chunked, fused_push, pull, ring
 from reduce_plans import gemm_rs, reduce_scatter, stages
-from support import ag_gemm, all_gather, reduction, routed
+from support import ag_gemm, all_gather, contraction, in_blocks, reduction, routed
 from support import gemm_rs as product
 
 from tilescale.schedules.lower import lower
@@ -41,6 +41,11 @@ def _spec(inputs: str = "ordinary", ranks: int = 3, on: Topology | None = None) 
     return ag_gemm((128 * ranks, 128 * ranks, 128), ranks, inputs=inputs, on=on)
 
 
+def _kept(inputs: str = "ordinary") -> Spec:
+    """What is gathered is an output too."""
+    return ag_gemm((384, 384, 128), 3, inputs=inputs, gathered=True)
+
+
 def _gather(inputs: str = "ordinary", ranks: int = 3, on: Topology | None = None) -> Spec:
     return all_gather((128 * ranks, 256), ranks, inputs=inputs, on=on)
 
@@ -58,12 +63,21 @@ def _sum(to: object = Replicate, rows: int = 384, inputs: str = "ordinary", on: 
     return reduction((rows, 24), 3, to=to, inputs=inputs, on=on)
 
 
+def _contraction(name: str = "weights", inputs: str = "ordinary") -> Spec:
+    return contraction(name, (192, 192, 384), 3, inputs=inputs)
+
+
 SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "fused peer_copy push": (_spec(), FUSED),
     "fused peer_copy pull": (_spec(), replace(FUSED, direction="pull", chunk_order="chunk_major")),
     "fused tma pull symmetric": (_spec("symmetric"), replace(FUSED, transport="tma", direction="pull")),
     "fused copy engine push": (_spec(), replace(FUSED, **ENGINE)),
     "fused copy engine pull": (_spec(), replace(FUSED, direction="pull", **ENGINE)),
+    "kept push": (_kept(), FUSED),
+    "kept pull symmetric": (_kept("symmetric"), replace(FUSED, direction="pull")),
+    "kept on streams": (_kept(), LIBRARY),
+    "kept by copy engine": (_kept(), replace(FUSED, **ENGINE)),
+    "kept behind": (_kept(), replace(FUSED, overlap="none", chunk_rows=0, depth=1)),
     "gemm behind the copies": (_spec(), replace(FUSED, overlap="none", chunk_rows=0, depth=1)),
     "chunked generated": (_spec(), replace(FUSED, overlap="chunked")),
     "chunked library": (_spec(), LIBRARY),
@@ -101,6 +115,19 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "all_reduce multimem two_shot": (_sum(on=SWITCHED), replace(MULTIMEM, direction="pull", **TWO_SHOT)),
     "gemm_ar multimem": (_product("Replicate", on=SWITCHED), replace(
         FUSED, transport="multimem", direction="pull", depth=1, num_comm_blocks=0, **ONE_SHOT)),
+    "weights push": (_contraction(), FUSED),
+    "weights pull": (_contraction(), replace(FUSED, direction="pull", chunk_order="chunk_major")),
+    "weights pull symmetric": (_contraction(inputs="symmetric"), replace(FUSED, transport="tma", direction="pull")),
+    "weights copy engine": (_contraction(), replace(FUSED, **ENGINE)),
+    "weights behind the copies": (_contraction(), replace(FUSED, overlap="none", chunk_rows=0, depth=1)),
+    "weights in whole shards": (_contraction("weights col"), replace(FUSED, chunk_rows=128, depth=1)),
+    "weights by the library": (_contraction(), replace(LIBRARY, overlap="none", chunk_rows=0, depth=1)),
+    "summa": (in_blocks(), replace(FUSED, chunk_rows=0)),
+    "summa behind": (in_blocks(), replace(FUSED, overlap="none", chunk_rows=0, depth=1)),
+    "cannon": (in_blocks(algorithm="cannon"), replace(FUSED, chunk_rows=0, depth=1, algorithm="ring")),
+    "gradients push": (_contraction("gradients"), FUSED),
+    "gradients on streams": (_contraction("gradients"), replace(FUSED, overlap="chunked")),
+    "gradients pulled on streams": (_contraction("gradients"), replace(FUSED, overlap="chunked", direction="pull")),
     "dispatch push": (routed("dispatch", 3), GANG),
     "dispatch pull": (routed("dispatch", 3), replace(GANG, direction="pull")),
     "dispatch pull symmetric": (routed("dispatch", 3, inputs="symmetric"), replace(GANG, direction="pull")),

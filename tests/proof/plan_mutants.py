@@ -10,6 +10,7 @@ from typing import TypeVar
 from tilescale.schedules.footprint import accesses
 from tilescale.schedules.plan import (
     Clear,
+    Contract,
     Copy,
     Gemm,
     Launch,
@@ -295,6 +296,65 @@ def _shape(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
     step = steps[at]
     assert isinstance(step, Gemm)
     return put(steps, at, replace(step, m=step.m + 1))
+
+
+# -- segments of a contraction ------------------------------------------------------------------------------------------
+@kind("drop segment", Contract)
+def _drop_segment(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    return put(steps, at)
+
+
+@kind("segment twice", Contract)
+def _segment_twice(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Contract)
+    return put(steps, at, replace(step, last=False), replace(step, first=False))
+
+
+@kind("segment not multiplied, another twice", Contract)
+def _segment_for_another(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Contract)
+    other = next((s for s in steps if isinstance(s, Contract) and s is not step and s.k == step.k), None)
+    return None if other is None else put(steps, at, replace(other, first=step.first, last=step.last))
+
+
+@kind("segment met by other rows", Contract)
+def _segment_shifted(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Contract)
+    return put(steps, at, replace(step, at=step.at + 1 if step.at == 0 else step.at - 1))
+
+
+@kind("segment of other rows", Contract)
+def _segment_rows(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Contract)
+    source = _shift(plan, step.segment, step.segment.size) or _shift(plan, step.segment, plan.goal.row_bytes)
+    if source is None:
+        return None
+    return put(steps, at, replace(step, b=source) if step.gathered else replace(step, a=source))
+
+
+@kind("segment of a wrong shape", Contract)
+def _segment_shape(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Contract)
+    return put(steps, at, replace(step, k=step.k + 1))
+
+
+@kind("product that starts anew", Contract)
+def _anew(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Contract)
+    return put(steps, at, replace(step, first=not step.first))
+
+
+@kind("product that ends early", Contract)
+def _ends_early(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Contract)
+    return put(steps, at, replace(step, last=not step.last))
 
 
 @kind("sum turned into a copy", Reduce)

@@ -13,7 +13,7 @@ from equivalents import plan_reason
 from families import BYTES, FEW, FUSED, GANG, LOCAL, ONE_SHOT, PLAIN, RING, SCATTER, SPLIT, TWO_SHOT, plans
 from plan_mutants import Mutant, mutants
 from product_support import between_two, there_and_back
-from support import ag_gemm, all_gather, exchange, gemm_rs, reduction, routed
+from support import ag_gemm, all_gather, contraction, exchange, gemm_rs, in_blocks, reduction, routed
 from text_mutants import TextMutant, text_mutants
 
 from tilescale.codegen.emit import emit
@@ -85,6 +85,12 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
         replace(FEW, split_k=1, block_n=128, num_stages=3)),
 }
 RUNS |= {
+    "segments": (contraction("weights", (400, 304, 304), 2, on=_ON), FUSED),
+    "segments, col": (
+        contraction("weights col", (400, 304, 304), 2, on=_ON), replace(FUSED, chunk_rows=256, depth=1, transport="tma")),
+    "panels": (in_blocks(4, (88, 152, 88), on=Topology.shared_gpu(ranks=4)), replace(FUSED, chunk_rows=0)),
+    "segments, turned": (
+        contraction("gradients", (304, 400, 304), 2, on=_ON), replace(FUSED, direction="pull", chunk_rows=128, **_LARGE)),
     "product of bytes": (gemm_rs((304, 304, 800), 2, out="Partial", order="col", dtype="float8_e4m3fn", on=_ON), BYTES),
     "few rows of bytes": (
         gemm_rs((13, 304, 1632), 2, out="Partial", order="col", dtype="float8_e4m3fn", on=_ON), replace(FEW, block_k=256)),
@@ -112,7 +118,7 @@ RUNS["signals"] = (between_two(), Schedule(
     compute="generated", block_m=128, block_n=256, block_k=64, num_stages=3, raster_group=4))
 PLANS: dict[str, Plan] = {"signals": there_and_back(*RUNS["signals"])}
 # Schedules whose kernels the rules walk for every mutant, besides those that run it: all roles, and the fused one.
-RULED = ("tma small", "sum", "fused pull", "product", "product of bytes", "switch sums", "switch stores")
+RULED = ("tma small", "sum", "fused pull", "segments", "product", "product of bytes", "switch sums", "switch stores")
 ADVERSARIES = ("lazy", "random", "eager", "random", "lazy", "random")
 TIMEOUT_S = 60.0
 STEP_LIMIT = 3_000_000

@@ -10,11 +10,12 @@ from support import routed
 
 from tilescale.runtime.emulate import Conditions, Run, emulate
 from tilescale.runtime.emulator import run_isolated
+from tilescale.runtime.emulator_report import Range
 from tilescale.runtime.routed import counts_of
 from tilescale.runtime.routed import routed as values
 from tilescale.runtime.scaled import Scaled
 from tilescale.schedules.lower import lower
-from tilescale.schedules.plan import Signal, Step
+from tilescale.schedules.plan import Ragged, Signal, Step
 from tilescale.schedules.ragged import ragged_geometry
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
@@ -142,3 +143,16 @@ def test_kernels_whose_wait_fails_drain_and_go_by_no_number_that_is_not_there(op
     seen = {rank: report.seen[node] for node, rank, *_ in run.reads}
     assert seen[0] == b"\xff" * len(seen[0])  # nothing was placed or summed
     assert seen[1] != b"\xff" * len(seen[1])
+
+
+def test_what_a_step_touches_outside_of_its_bounds_is_told() -> None:
+    spec = routed("dispatch", 2, hidden=24)
+    run = Run(Scaled(spec, PUSH, lower(spec, PUSH), False), 0, "lazy", ())
+    report = run_isolated([run.job])[0]
+    assert run.judge(report) == []
+    number = next(n for n, _, _, step in run.plan.steps_of(0) if isinstance(step, Ragged) and step.task == "place")
+    at = next(i for i, log in enumerate(report.log) if (log.call, log.rank, log.step) == (1, 0, number))
+    outside = replace(report.log[at], writes=(*report.log[at].writes, Range(1, "inbox", 0, 16)))
+    spoiled = replace(report, log=(*report.log[:at], outside, *report.log[at + 1:]))
+    (line,) = run.judge(spoiled)
+    assert line.startswith(f"call 1 rank 0 launch all step {number} (Ragged) writes: declared")

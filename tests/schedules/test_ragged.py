@@ -105,7 +105,7 @@ def test_spaces_say_what_they_leave_out() -> None:
     assert ordinary.rejected["ragged_pull"] > 0
     assert {s.direction for s in symmetric} == {"push", "pull"}
     assert {(s.transport, s.overlap) for s in symmetric} == {("peer_copy", "none"), ("peer_copy", "fused")}
-    assert {(s.chunk_rows, s.depth, s.chunk_order) for s in symmetric} == {(0, 1, "peer_major")}
+    assert {(s.chunk_rows, s.depth, s.chunk_order, s.copy_scope) for s in symmetric} == {(0, 1, "peer_major", "block")}
     many = space(routed("dispatch", 4, experts=4096, tokens=64))
     assert many.feasible == 0
     assert many.rejected["ragged_shared_memory"] > 0
@@ -114,6 +114,7 @@ def test_spaces_say_what_they_leave_out() -> None:
 @pytest.mark.parametrize(("schedule", "says"), [
     (replace(PUSH, overlap="chunked", chunk_rows=64), "moved in one kernel"),
     (replace(PUSH, transport="tma"), "moved in one kernel"),
+    (replace(PUSH, copy_scope="warp"), "warps move rows"),
     (replace(PUSH, overlap="fused", num_comm_blocks=4096), "beside the one that sends"),
     (PULL, "pulled where peers can read them"),
 ])

@@ -14,8 +14,8 @@ from tilescale.spec.topology import Topology
 from tilescale.spec.views import NAMED, Shard, View
 
 T4 = Topology.named("8xH200-NVSwitch", ranks=4)
-WITH_KERNELS = {"ag_gemm", "all_gather", "all_reduce", "all_to_all", "broadcast", "gemm", "gemm_ar", "gemm_rs",
-                "moe_combine", "moe_dispatch", "reduce_scatter", "shift"}
+WITH_KERNELS = {"ag_gemm", "ag_gemm_k", "all_gather", "all_reduce", "all_to_all", "broadcast", "gemm", "gemm_ar", "gemm_rs",
+                "moe_combine", "moe_dispatch", "reduce_scatter", "shift", "summa", "weight_gather_gemm"}
 WORDS = ("FullRow", "FullCol", "Replicate", "Partial", "Block")
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from support import routed
 
-from tilescale.spec.op import moe_dispatch
+from tilescale.spec.op import moe_combine, moe_dispatch
 from tilescale.spec.ops._moe import shares_of
 from tilescale.spec.tensor import Tensor
 from tilescale.spec.topology import Topology
@@ -53,6 +53,14 @@ def test_shares_follow_a_histogram() -> None:
 ], ids=["order", "top_k", "dtype", "places"])
 def test_what_kernels_cannot_route_says_so(spec: object, says: str) -> None:
     assert says in spec.without_kernels  # type: ignore[attr-defined]
+
+
+def test_ranks_may_be_an_axis_of_a_mesh() -> None:
+    mesh = Topology.named("8xH200-NVSwitch").with_mesh({"dp": 2, "ep": 4})
+    spec = moe_dispatch(Tensor((32, 64), "bfloat16", FullRow.on("ep")), 8, 2, mesh)
+    assert (spec.world, spec.output.sizes[0]) == (4, 4 * 32 * 2)
+    rows = Tensor((4 * 32 * 2, 64), "bfloat16", FullRow.on("ep"))
+    assert moe_combine(rows, 32, 8, 2, mesh).world == 4
 
 
 def test_trace_and_uniform_are_taken_as_they_are() -> None:

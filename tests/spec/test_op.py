@@ -242,7 +242,14 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: matmul(A, Tensor((16, 16), "float16", FullCol), FullCol, T4), "A and B have one dtype"),
     (lambda: matmul(Tensor((16, 16), "int32"), Tensor((16, 16), "int32"), Replicate, T4), "can be multiplied"),
     (lambda: matmul(Tensor((2, 16, 16), "bfloat16"), B, FullCol, T4), "A is a matrix; got: 2x16x16"),
-    (lambda: matmul(A, [B, B], FullCol, T4), "B is a Tensor; got: list; declare one operation for each"),  # type: ignore[arg-type]
+    (lambda: matmul([A, A], B, FullCol, T4), "A is a Tensor; got: list; declare one operation for each"),  # type: ignore[arg-type]
+    (lambda: matmul(A, [B], FullCol, T4), "several B are at least two; got: 1"),
+    (lambda: matmul(A, (B, bf16(16, 18, FullCol)), FullCol, T4), "as many columns on every rank; got: 16x18"),
+    (lambda: matmul(A, (B, Tensor((16, 16), "bfloat16", FullCol, "col")), FullCol, T4), "differ in their columns alone"),
+    (lambda: matmul(A, (bf16(16, 64, FullCol),) * 2, FullCol, T4, then=["swiglu"]), "keep their columns"),
+    (lambda: matmul(bf16(16, 16, FullRow), (bf16(16, 16, Replicate),) * 2, FullRow, T4), "several B go with ag_gemm"),
+    (lambda: matmul(bf16(16, 16, FullCol), bf16(16, 16, FullRow), FullRow, T4, gathered=True), "goes with ag_gemm"),
+    (lambda: matmul(A, B, FullCol, T4, gathered=1), "gathered is True or False"),  # type: ignore[arg-type]
     (lambda: matmul(A, B, FullCol, T4, inputs="symetric"), 'inputs is "ordinary" or "symmetric"'),
     (lambda: matmul(A, B, FullCol, T4, out_dtype="bf16"), "a dtype is known"),
     (lambda: matmul(A, B, FullCol, T4, then=["swiglou"]), "did you mean 'swiglu'"),
@@ -272,6 +279,7 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: moe_dispatch(A, 8, 2, T4, routing="histogram:1,2"), "a weight for every expert"),
     (lambda: moe_dispatch(A, 8, 2, T4, routing="histogram:a"), "weights of a histogram are integers"),
     (lambda: moe_combine(A, 16, 8, 2, T4), "room for the rows of all tokens"),
+    (lambda: moe_dispatch(bf16(Dim("M", 1, 16), 16, FullRow), 8, 2, T4), "declare the most tokens"),
     (lambda: redistribute(bf16(16, 16, FullRow), Replicate, H200.with_mesh({"dp": 2, "tp": 4})), "use view.on(axis)"),
     (lambda: redistribute(bf16(16, 16, FullRow.on("pp")), Replicate, H200.with_mesh({"tp": 8})), "axis of the mesh"),
     (lambda: matmul(bf16(16, 16, FullRow.on("tp")), B, FullCol, T4), "add .on('tp')"),
@@ -298,3 +306,22 @@ def test_a_declaration_that_cannot_be_met_is_refused(make: Callable[[], object],
 def test_a_mesh_that_does_not_fit_the_machine_is_refused() -> None:
     with pytest.raises(TopologyError, match=r"multiply to the ranks"):
         T4.with_mesh({"dp": 2, "tp": 4})
+
+
+def test_what_is_gathered_is_a_second_output_by_an_attribute() -> None:
+    spec, usual = matmul(A, B, FullCol, T4, gathered=True), matmul(A, B, FullCol, T4)
+    assert usual.outputs == (("out", usual.output),)
+    assert spec.outputs == (("out", usual.output), ("gathered", A.with_view(Replicate)))
+    assert spec.attributes == (("gathered", 1),)
+    assert spec.digest != usual.digest
+    assert dataclasses.replace(spec, attributes=()) == usual
+
+
+def test_several_b_are_one_tensor_and_an_attribute() -> None:
+    spec = matmul(A, (B, bf16(16, 8, FullCol)), FullCol, T4)
+    assert spec.inputs[1] == bf16(16, 24, FullCol)
+    assert spec.output.shape == (16, 24)
+    assert spec.attributes == (("columns", "16,8"),)
+    assert spec.columns == (4, 2)
+    assert matmul(A, B, FullCol, T4).columns == ()
+    assert dataclasses.replace(spec, attributes=()) == matmul(A, bf16(16, 24, FullCol), FullCol, T4)

@@ -47,9 +47,11 @@ from tilescale.codegen.table import (
 from tilescale.codegen.text import PRODUCTS, kernel_text, link_fs_per_byte, solo
 from tilescale.errors import PlanError
 from tilescale.schedules import tile
+from tilescale.schedules.contracting import BOTH, contraction_size
 from tilescale.schedules.gather import SIGNAL_THREADS
 from tilescale.schedules.lower import lower
 from tilescale.schedules.plan import (
+    Contract,
     Copy,
     Gemm,
     Launch,
@@ -152,7 +154,7 @@ class _Emitter:
             first = len(rows)
             rows += self._rows(rank, role, number)
             number += len(role.steps)
-            multiplies = launch.family in ("gemm", "small_m") or any(isinstance(s, Gemm) for s in role.steps)
+            multiplies = launch.family in ("gemm", "small_m") or any(isinstance(s, Gemm | Contract) for s in role.steps)
             kind = ROLE_GEMM if multiplies else ROLE_COPY
             blocks += [BlockRow(kind, first, len(rows) - first, i, role.blocks) for i in range(role.blocks)]
             participants += role.blocks
@@ -209,6 +211,8 @@ class _Emitter:
             return StepRow(KIND_SUM, number, target=self._slot(step.dst, rank), counter=sender, value=receiver,
                            rows=len(step.srcs), source_offset=self._first_element(rank, step),
                            target_offset=step.dst.offset, size=step.srcs[-1].size, peer=form)
+        if isinstance(step, Contract):
+            return self._segment(rank, step, number)
         if not isinstance(step, Gemm):
             raise PlanError("a kernel family carries out every step", type(step).__name__, "lower it to copies")
         shard, offset = divmod(step.a.offset, map_bytes(self.plan))
@@ -218,6 +222,23 @@ class _Emitter:
             source=0 if step.a.buffer == "a" else 1, target=self._slot(step.out, rank),
             value=self.versions[step.a.buffer], rows=step.m, source_offset=offset // self.plan.goal.row_bytes,
             target_offset=step.out.offset, size=shard, first_tile=tiles, peer=step.out.rank)
+
+    def _segment(self, rank: int, step: Contract, number: int) -> StepRow:
+        """A segment of a contraction; it lies within a shard, as the maps want it."""
+        if step.gathered == BOTH:  # the block of a, and the panel of b
+            return StepRow(
+                KIND_GEMM, number, target=self._slot(step.out, rank), counter=step.a.offset // step.a.size,
+                value=self.versions[step.a.buffer], per_call=step.k, rows=step.m, target_offset=step.out.offset,
+                size=step.b.offset // step.b.size, peer=step.first + 2 * step.last)
+        shard_rows = self.plan.goal.starts[1] // self.plan.goal.row_bytes
+        shard, first = divmod(step.at, shard_rows)
+        if first + step.k > shard_rows:
+            raise PlanError("a segment of a contraction lies in a shard", f"{step.k} from {step.at} on", "cut it there")
+        own = step.segment.buffer != "gather"
+        return StepRow(
+            KIND_GEMM, number, source=0 if own else 1, target=self._slot(step.out, rank), counter=0 if own else shard,
+            value=self.versions[step.segment.buffer], per_call=step.k, rows=step.m, source_offset=first,
+            target_offset=step.out.offset, size=shard, peer=step.first + 2 * step.last)
 
     def _first_element(self, rank: int, step: Sum) -> int:
         """Where in tensors of the shape of the output a sum with epilogues begins."""
@@ -243,6 +264,9 @@ class _Emitter:
                         step.src.size)
 
     def _gemm_call(self, step: Step) -> GemmCall:
+        if isinstance(step, Contract):
+            return GemmCall(step.segment.buffer, 0, 0, step.m, step.n, step.k, step.out.buffer,
+                            tile.product_dtype(self.spec))
         if not isinstance(step, Gemm):
             raise PlanError("a library call multiplies", type(step).__name__, "lower the step to blocks")
         goal = self.plan.goal
@@ -262,7 +286,9 @@ class _Emitter:
         return self.slots.index(Slot(region.buffer, EVERY_RANK))
 
     def _product(self) -> tuple[int, int]:
-        step = next((s for launch in self.plan.ranks[0] for s in launch.steps if isinstance(s, Gemm)), None)
+        step = next((s for launch in self.plan.ranks[0] for s in launch.steps if isinstance(s, Gemm | Contract)), None)
+        if isinstance(step, Contract):
+            return step.n, contraction_size(self.plan.goal)
         if step is None and self.plan.goal.then:
             return self.spec.output.local_shape(0, self.plan.world)[-1], 0  # epilogues tell columns apart
         return (step.n, step.k) if step else (0, 0)

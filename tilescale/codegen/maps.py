@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from tilescale.codegen.program import Placed, TensorMapSpec
 from tilescale.schedules import tile
-from tilescale.schedules.plan import Buffer, Gemm, Plan
+from tilescale.schedules.plan import Buffer, Contract, Gemm, Plan
 from tilescale.schedules.schedule import Schedule
+from tilescale.spec.contraction import NAMES, contraction_inner, contracts, gathered_operand, in_blocks
 from tilescale.spec.op import Spec
 from tilescale.spec.tensor import ITEMSIZE
 
@@ -29,7 +30,8 @@ def out_shard_bytes(plan: Plan) -> int:
 def stored_buffer(plan: Plan) -> Buffer | None:
     """The buffer that all products are stored in, where tensor stores can reach it: its map clips at the end of a shard,
     so segments that end before are made of whole boxes."""
-    steps = [step for rank in plan.ranks for launch in rank for step in launch.steps if isinstance(step, Gemm)]
+    steps = [step for rank in plan.ranks for launch in rank for step in launch.steps
+             if isinstance(step, Gemm | Contract)]
     names = {step.out.buffer if step.out.rank == step.a.rank else "" for step in steps}
     name = names.pop() if len(names) == 1 else ""
     if name not in STORED:
@@ -49,6 +51,10 @@ def tensor_maps(spec: Spec, s: Schedule, plan: Plan, placed: Sequence[Placed], n
 
     A product with two versions has one in each shard of its map.
     """
+    if contracts(spec):
+        return _contraction_maps(spec, s, plan, n, k)
+    if in_blocks(spec):
+        return _block_maps(spec, s, plan, n, k)
     goal, versions = plan.goal, {buffer.name: buffer.versions for buffer in plan.buffers}
     a, b = spec.inputs[0], spec.inputs[1]
     shard, rows = map_bytes(plan), map_bytes(plan) // goal.row_bytes
@@ -73,3 +79,44 @@ def tensor_maps(spec: Spec, s: Schedule, plan: Plan, placed: Sequence[Placed], n
         map_out = TensorMapSpec(stored.name, 0, (n, rows, shards), (goal.product_row_bytes, stride),
                                 (staging.columns, BOX_ROWS, 1), tile.product_dtype(spec))
     return (own, *gathered, map_b, map_out)
+
+
+def _contraction_maps(spec: Spec, s: Schedule, plan: Plan, n: int, k: int) -> tuple[TensorMapSpec, ...]:
+    """What is sent (own, gathered), the local operand, and the product. Both operands are shards of the contraction, so
+    that loads are cut off at the end of a shard."""
+    sent, shard, world = gathered_operand(spec), k // plan.world, plan.world
+    sizes, blocks = [plan.buffer("out").size // plan.goal.output_row_bytes, n], (s.block_m, s.block_n)
+
+    def factor(operand: int, buffer: str, version: int, shards: int, pitch: int) -> TensorMapSpec:
+        """`pitch`: indices from one row to the next, where the contraction is the inner dimension."""
+        tensor, outer = spec.inputs[operand], sizes[operand]
+        if contraction_inner(operand, tensor):
+            step = shard if pitch > shard else outer * shard
+            return TensorMapSpec(buffer, version, (shard, outer, shards), (pitch * tensor.itemsize, step * tensor.itemsize),
+                                 (64, blocks[operand], 1), tensor.dtype)
+        row = outer * tensor.itemsize
+        return TensorMapSpec(buffer, version, (outer, shard, shards), (row, shard * row), (64, s.block_k, 1), tensor.dtype)
+
+    own = factor(sent, NAMES[sent], 0, 1, shard)
+    gathered = [factor(sent, "gather", version, world, shard) for version in range(plan.buffer("gather").versions)]
+    local = factor(1 - sent, NAMES[1 - sent], 0, world, k)
+    return (own, *gathered, *[own] * (2 - len(gathered)), local, _out_map(spec, s, plan, n) or own)
+
+
+def _out_map(spec: Spec, s: Schedule, plan: Plan, n: int) -> TensorMapSpec | None:
+    """Of a whole product; None where nothing is stored through it."""
+    row, staging = plan.goal.output_row_bytes, tile.staging(spec, s)
+    rows = plan.buffer("out").size // row
+    return TensorMapSpec("out", 0, (n, rows, 1), (row, row * rows), (staging.columns, BOX_ROWS, 1),
+                         tile.product_dtype(spec)) if staging.staged else None
+
+
+def _block_maps(spec: Spec, s: Schedule, plan: Plan, n: int, k: int) -> tuple[TensorMapSpec, ...]:
+    """Blocks of A of even and odd calls, panels of B of even and odd calls, and the product."""
+    cols, goal, item = plan.goal.mesh[1], plan.goal, spec.inputs[0].itemsize
+    panel, m = k // cols, goal.row_bytes // item
+    a = [TensorMapSpec("gather", version, (panel, m, cols), (panel * item, m * panel * item), (64, s.block_m, 1),
+                       spec.inputs[0].dtype) for version in (0, 1)]
+    b = [TensorMapSpec("column", version, (n, panel, cols), (n * item, panel * n * item), (64, s.block_k, 1),
+                       spec.inputs[1].dtype) for version in (0, 1)]
+    return (*a, *b, _out_map(spec, s, plan, n) or a[0])

@@ -71,7 +71,7 @@ class CopyCall:
 @dataclass(frozen=True)
 class GemmCall:
     """A library product: `m` rows from `row` of `buffer` ("a" or "gather") times b, to `output_row` of `output` (rows of n
-    elements of `output_dtype`)."""
+    elements of `output_dtype`). Where a contraction is gathered, `buffer` holds the operand that was; see product.py."""
 
     buffer: str
     row: int

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from tilescale.codegen.maps import stored_buffer
 from tilescale.codegen.program import Kernel
 from tilescale.schedules import tile
+from tilescale.schedules.contracting import BOTH
 from tilescale.schedules.footprint import SUMMED
 from tilescale.schedules.gather import SIGNAL_THREADS
 from tilescale.schedules.lower import WINDOW_ROWS
@@ -16,6 +17,7 @@ from tilescale.schedules.ragged import ragged_geometry
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import summed
 from tilescale.schedules.transports import TRANSPORTS
+from tilescale.spec.contraction import contracts, gathered_operand, in_blocks
 from tilescale.spec.op import Spec
 
 ELEMENTS = {"bfloat16": "ts::Bf16", "float16": "ts::Fp16", "float32": "ts::Fp32",
@@ -148,6 +150,10 @@ def _multiplying(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer 
     constants: dict[str, int | bool] = {
         name: getattr(schedule, name)
         for name in ("block_m", "block_n", "block_k", "num_stages", "raster_group", "cluster_m", "split_k")}
+    if in_blocks(spec):
+        constants |= {"contracts": True, "sent": BOTH, "a_turned": False}
+    if contracts(spec):
+        constants |= {"contracts": True, "sent": gathered_operand(spec), "a_turned": spec.inputs[0].order == "col"}
     return constants | {
         "clusters": launch.cluster > 1, "splits": schedule.split_k > 1, "b_row_major": spec.inputs[1].order == "row",
         "in_flight": tile.consumers(spec, schedule) == 1 and not tile.promotes(spec), "store_staged": staging.staged,

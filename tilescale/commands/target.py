@@ -143,13 +143,18 @@ def declare(declared: Declared) -> Spec:
         if declared.op == "shift":
             return ts.shift(tensor, 1, topology)
         return ts.redistribute(tensor, to, topology, root=0 if declared.op == "broadcast" else None)
-    from tilescale.tuner.models import VIEWS
+    from tilescale.tuner.models import ALONG, VIEWS
 
-    if declared.op is None or declared.op not in VIEWS:
-        raise UsageError("--op is known", declared.op, nearest(declared.op, sorted([*VIEWS, *moved])))
+    if declared.op is None or declared.op not in {*VIEWS, *ALONG, "summa"}:
+        raise UsageError("--op is known", declared.op, nearest(declared.op, sorted([*VIEWS, *ALONG, *moved, "summa"])))
     if len(sizes) != 3:
         raise UsageError("--shape of a matmul is MxNxK", declared.shape, "such as 4096x10240x8192")
     m, n, k = sizes
+    if declared.op in (*ALONG, "summa"):
+        view, *orders = ALONG.get(declared.op, (ts.Block, "row", "row"))
+        left, right = (ts.Tensor(size, declared.dtype, view, order)
+                       for size, order in zip(((m, k), (k, n)), orders, strict=True))
+        return ts.matmul(left, right, view, topology)
     a, b, out = VIEWS[declared.op]
     return ts.matmul(ts.Tensor((m, k), declared.dtype, a), ts.Tensor((k, n), declared.dtype, b, "col"), out, topology)
 

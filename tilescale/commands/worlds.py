@@ -37,7 +37,8 @@ def targets_on(
 
 
 def targets_for(recipe: Path, ranks: int) -> tuple[Target, ...]:
-    """The targets of `recipe` on `ranks` ranks. A name says so, and which sizes had to grow to be divided.
+    """The targets of `recipe` on `ranks` ranks. A name says so, and which sizes had to grow to be divided. Left out are
+    block matrices where so many ranks make no mesh for them.
 
     Raises what reading the recipe raises, and TopologyError where the machine does not have so many.
     """
@@ -45,6 +46,10 @@ def targets_for(recipe: Path, ranks: int) -> tuple[Target, ...]:
 
     data = tomllib.loads(recipe.read_text(encoding="utf-8"))
     data.setdefault("topology", {})["ranks"] = ranks
+    declared = data.get("workload", [])
+    data["workload"] = [entry for entry in declared if _has_mesh(entry, ranks)]
+    if declared and not data["workload"]:
+        return ()
     grown = {str(entry.get("name", "")): _grow(entry, ranks) for entry in data.get("workload", [])}
     read = parse(data, recipe)
     restrict: dict[str, Sequence[str | int]] = dict(read.restrict)
@@ -55,27 +60,25 @@ def targets_for(recipe: Path, ranks: int) -> tuple[Target, ...]:
     return tuple(found)
 
 
+def _has_mesh(entry: dict[str, Any], ranks: int) -> bool:
+    """Whether block matrices, where the workload declares them, have kernels on the most square mesh."""
+    from tilescale.spec.tensor import square_mesh
+
+    rows, cols = square_mesh(ranks)
+    a = entry.get("a")
+    blocks = isinstance(a, dict) and str(a.get("view")) == "Block"
+    return not blocks or (rows > 1 and cols % rows == 0 and (rows == cols or entry.get("algorithm") != "cannon"))
+
+
 def _grow(entry: dict[str, Any], ranks: int) -> list[str]:
     """Rounds the sharded sizes of a workload up in place, and says which."""
     said: list[str] = []
     for key in ("a", "b", "x", "w"):
-        tensor = entry.get(key)
-        if not isinstance(tensor, dict):
-            continue
-        shape = list(tensor["shape"])
-        order = entry.get("transpose") or list(range(len(shape)))
-        dims = [_sharded(str(tensor.get("view")), len(shape))]
-        if key == "x" and dims[0] is not None:  # an exchange shards another dimension afterwards
-            after = _sharded(str(entry.get("to")), len(shape))
-            dims.append(None if after is None else order[after])
-        for dim in sorted({dim for dim in dims if dim is not None}):
-            size = shape[dim]
-            if isinstance(size, int) and size % ranks:
-                # Heads and the like, of which a rank has few, grow by as few as can be.
-                unit = ROWS if len(shape) == 2 else 1
-                shape[dim] = -(-size // (ranks * unit)) * ranks * unit
-                said.append(f"{'MN'[dim] if len(shape) == 2 else f'dim {dim}'} {size} as {shape[dim]}")
-        tensor["shape"] = shape
+        given = entry.get(key)
+        for tensor in given if isinstance(given, list) else [given]:
+            if isinstance(tensor, dict):
+                said += _grown(entry, key, tensor, ranks)
+    _match(entry)
     return said + _grow_experts(entry, ranks)
 
 
@@ -89,6 +92,36 @@ def _grow_experts(entry: dict[str, Any], ranks: int) -> list[str]:
     if routing.startswith("histogram:"):
         entry["routing"] = routing + ("," + routing.rpartition(",")[2]) * (entry["experts"] - experts)
     return [f"experts {experts} as {entry['experts']}"]
+
+
+def _grown(entry: dict[str, Any], key: str, tensor: dict[str, Any], ranks: int) -> list[str]:
+    """The same for one tensor."""
+    said: list[str] = []
+    shape = list(tensor["shape"])
+    order = entry.get("transpose") or list(range(len(shape)))
+    dims = [_sharded(str(tensor.get("view")), len(shape))]
+    if key == "x" and dims[0] is not None:  # an exchange shards another dimension afterwards
+        after = _sharded(str(entry.get("to")), len(shape))
+        dims.append(None if after is None else order[after])
+    for dim in sorted({dim for dim in dims if dim is not None}):
+        size = shape[dim]
+        if isinstance(size, int) and size % ranks:
+            # Heads and the like, of which a rank has few, grow by as few as can be.
+            unit = ROWS if len(shape) == 2 else 1
+            shape[dim] = -(-size // (ranks * unit)) * ranks * unit
+            said.append(f"{'MN'[dim] if len(shape) == 2 else f'dim {dim}'} {size} as {shape[dim]}")
+    tensor["shape"] = shape
+    return said
+
+
+def _match(entry: dict[str, Any]) -> None:
+    """A contraction that grew in one operand grows in the other: it may be sharded in one alone."""
+    a, b = entry.get("a"), entry.get("b")
+    if not isinstance(a, dict) or not isinstance(b, dict):
+        return
+    sizes = (a["shape"][-1], b["shape"][0])
+    if all(isinstance(size, int) for size in sizes):
+        a["shape"][-1] = b["shape"][0] = max(sizes)
 
 
 def _sharded(view: str, ndim: int) -> int | None:

@@ -17,8 +17,10 @@ from heapq import heappop, heappush
 
 from tilescale.costmodel.costs import Costs
 from tilescale.errors import PlanError
+from tilescale.schedules.contracting import contraction_size
 from tilescale.schedules.plan import (
     Clear,
+    Contract,
     Copy,
     Gemm,
     Launch,
@@ -302,13 +304,13 @@ class _Simulation:
         walker.spend(COPY, self.p.load_latency_us + self.costs.copy_us(size, walker.role.blocks))
         walker.spend(LINK, max([0.0, *(end - walker.time for end in ends)]))
 
-    def _gemm(self, walker: _Walker, step: Gemm, rank: int) -> None:
+    def _gemm(self, walker: _Walker, step: Gemm | Contract, rank: int) -> None:
         began = walker.time
         self._multiply(walker, step, rank)
         end = self._cross(step.a, step.out.rank, step.out.size, rank, began)
         walker.spend(LINK, max(0.0, end - walker.time))
 
-    def _multiply(self, walker: _Walker, step: Gemm, rank: int) -> None:
+    def _multiply(self, walker: _Walker, step: Gemm | Contract, rank: int) -> None:
         costs, (itemsize, out_itemsize) = self.costs, self.itemsize
         if walker.role.agent == "library":
             sms = max(1, costs.sm_share - self.busy[rank])
@@ -317,10 +319,22 @@ class _Simulation:
         if costs.local_us:
             walker.spend(COMPUTE, costs.local_us)
             return
+        if isinstance(step, Contract):
+            walker.spend(COMPUTE, self._contract_us(walker, step))
+            return
         blocks, before = walker.role.blocks, walker.tiles
         walker.tiles += costs.tiles(step.m, step.n)
         waves = -(-walker.tiles // blocks) - -(-before // blocks)
         walker.spend(COMPUTE, waves * costs.generated_tile_us(step.k, itemsize, out_itemsize))
+
+
+    def _contract_us(self, walker: _Walker, step: Contract) -> float:
+        """The first wave takes the segments as they come; the waves behind it find all of them, and follow the last."""
+        itemsize, out_itemsize = self.itemsize
+        size = contraction_size(self.plan.goal)
+        tile_us = self.costs.generated_tile_us(size, itemsize, out_itemsize)
+        waves = -(-self.costs.tiles(step.m, step.n) // walker.role.blocks)
+        return tile_us * (step.k / size + (waves - 1 if step.last else 0))
 
 
 def _wanted(walker: _Walker) -> int:
@@ -332,6 +346,8 @@ def _itemsize(plan: Plan) -> tuple[int, int]:
     """Bytes of an element of the operand and of the output."""
     for launch in plan.ranks[0]:
         for step in launch.steps:
+            if isinstance(step, Contract):
+                return plan.goal.row_bytes // step.width, plan.goal.output_row_bytes // step.n
             if isinstance(step, Gemm):
                 return plan.goal.row_bytes // step.k, plan.goal.product_row_bytes // step.n
     return 1, 1

@@ -10,6 +10,7 @@ from tilescale.deploy.driver import Matrix
 from tilescale.deploy.epilogues import finished
 from tilescale.deploy.exchanging import LibraryExchange
 from tilescale.errors import BundleError, SpecError
+from tilescale.spec.contraction import contracts, gathered_operand, in_blocks
 from tilescale.spec.declaration import Spec
 from tilescale.spec.result import kind_of
 
@@ -27,6 +28,15 @@ def product(torch: Any, a: Any, b: Any, out: Any) -> None:
         torch.mm(a, b, out_dtype=out.dtype, out=out)
     else:
         out.copy_(torch.mm(a.float(), b.float()))
+
+
+def gather_contraction(torch: Any, part: Any, operand: int, group: Any) -> Any:
+    """Operand number `operand` of a product, of which every rank holds as large a `part` of the contraction, whole."""
+    rows = (part if operand else part.t()).contiguous()  # a row is an index of the contraction
+    world = torch.distributed.get_world_size(group)
+    whole = torch.empty((rows.shape[0] * world, rows.shape[1]), dtype=rows.dtype, device=rows.device)
+    torch.distributed.all_gather_into_tensor(whole, rows, group=group)
+    return whole if operand else whole.t()
 
 
 class TorchLibrary:
@@ -74,20 +84,20 @@ def tensor_at(torch: Any, matrix: Matrix) -> Any:
 class Unfused:
     """The path without kernels of the bundle: torch.distributed and torch.mm, on whatever device the tensors are.
 
-    For operations that gather the rows of their first operand, that sum over ranks, that exchange parts of tensors, or
-    that stay on their rank, and multiply or only move; others raise BundleError. Sums over ranks are in fp32 and rounded
-    once, as in the kernels.
+    For operations that gather the rows of their first operand or a contraction, that sum over ranks, that exchange parts
+    of tensors, or that stay on their rank, and multiply or only move; others raise BundleError. Sums over ranks are in fp32
+    and rounded once, as in the kernels.
     """
 
     def __init__(self, torch: Any, spec: Spec, group: Any, distributed: Any = None) -> None:
         """`distributed`: as in LibraryExchange."""
-        moves = spec.operation.moves
         try:
             self._kind = kind_of(spec)
         except SpecError as error:
             raise BundleError("the library path knows the operation", spec.op, "load the kernels") from error
-        if self._kind == "gather" and (moves[0].operand, moves[0].dim) != (0, 0):
-            raise BundleError("the library path gathers the rows of the first operand", spec.op, "load the kernels")
+        if in_blocks(spec):
+            raise BundleError("the library path knows the operation", spec.op, "load the kernels")
+        self._contraction = gathered_operand(spec) if contracts(spec) else None
         self._torch, self._spec, self._group = torch, spec, group
         self._distributed = distributed or torch.distributed
         self._multiplies = spec.operation.compute == "gemm"
@@ -99,7 +109,7 @@ class Unfused:
             return self._exchange.shape(shapes[0], self._distributed.get_rank(self._group))
         rows, *rest = shapes[0]
         whole = [rows, *(shapes[1][1:] if self._multiplies else rest)]
-        if self._kind == "gather":
+        if self._kind == "gather" and self._contraction is None:
             whole[0] = rows * world
         elif self._kind == "reduce_scatter":
             _, whole[self._dim] = self._shard(whole[self._dim], world)
@@ -107,23 +117,24 @@ class Unfused:
             whole[-1] = whole[-1] // 2
         return whole
 
-    def __call__(self, inputs: Sequence[Any], out: Any) -> None:
-        """Fill `out` from operands of this rank. Collective; every rank passes shapes that go together. With epilogues the
-        sum is kept in fp32 until these have been applied, as in the kernels."""
+    def __call__(self, inputs: Sequence[Any], out: Any, gathered: Any = None) -> None:
+        """Fill `out` from operands of this rank, and `gathered` with what is gathered before a product. Collective; every
+        rank passes shapes that go together. With epilogues the sum is kept in fp32 until these have been applied, as in
+        the kernels."""
         if not self._spec.then:
-            self._fill(inputs, out)
+            self._fill(inputs, out, gathered)
             return
         torch, count = self._torch, len(self._spec.inputs)
         columns = inputs[1].shape[1] if self._multiplies else out.shape[-1]
         wide = torch.empty((*out.shape[:-1], columns), dtype=torch.float32, device=out.device)
-        self._fill(inputs[:count], wide)
+        self._fill(inputs[:count], wide, gathered)
         out.copy_(finished(torch, self._spec, wide, inputs[count:]))
 
-    def _fill(self, inputs: Sequence[Any], out: Any) -> None:
+    def _fill(self, inputs: Sequence[Any], out: Any, gathered: Any) -> None:
         if self._exchange is not None:
             self._exchange(inputs[0], out)
         elif self._kind == "gather":
-            self._gather(inputs, out)
+            self._gather(inputs, out, gathered)
         elif self._kind == "none":
             product(self._torch, inputs[0], inputs[1], out)
         else:
@@ -139,10 +150,17 @@ class Unfused:
         first = min(size, self._distributed.get_rank(self._group) * chunk)
         return first, min(chunk, size - first)
 
-    def _gather(self, inputs: Sequence[Any], out: Any) -> None:
-        torch, a = self._torch, inputs[0].contiguous()
-        whole = out
-        if self._multiplies:
+    def _gather(self, inputs: Sequence[Any], out: Any, gathered: Any) -> None:
+        torch, sent = self._torch, self._contraction
+        if sent is not None:
+            factors = list(inputs)
+            factors[sent] = gather_contraction(torch, factors[sent], sent, self._group)
+            product(torch, factors[0], factors[1], out)
+            return
+        a, whole = inputs[0].contiguous(), out
+        if gathered is not None:
+            whole = gathered
+        elif self._multiplies:
             whole = torch.empty((out.shape[0], *a.shape[1:]), dtype=a.dtype, device=a.device)
         self._distributed.all_gather_into_tensor(whole, a, group=self._group)
         if self._multiplies:

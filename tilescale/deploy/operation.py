@@ -14,8 +14,10 @@ from tilescale.deploy.library import Unfused, tensor_at
 from tilescale.deploy.manifest import OperationEntry, Variant
 from tilescale.deploy.members import Members
 from tilescale.errors import BundleError
+from tilescale.spec.contraction import contracts, gathered_operand
 from tilescale.spec.result import kind_of
 from tilescale.spec.routed import is_routed
+from tilescale.spec.tensor import Tensor
 from tilescale.spec.views import PartialView
 
 LIBRARY = "library"
@@ -36,6 +38,8 @@ class Serving:
 class Operation:
     """One operation of a bundle on this rank: `out = operation(a, b, out=None)`.
 
+    Where the declaration asks for more, `(out, gathered) = operation(a, b)`, and `out=` is as many tensors. Of several B
+    (side by side in `b`) there is a product each: `(first, second) = operation(a, b)`, columns of what `out=` holds.
     Operands beside the inputs follow them, in the order of `names`, or come by name: `operation(a, b, bias=bias)`.
     Takes this rank's tensors as declared (a column-major B also as a Linear's weight, (N, K)), or DTensors placed as
     declared, and returns the like. Shapes that were tuned run the bundle's kernels. For others, and where `reason` says
@@ -77,15 +81,38 @@ class Operation:
         if extras:
             inputs = self._in_order(inputs, extras)
         if torch.compiler.is_compiling():
+            if len(self._spec.outputs) > 1:
+                return self._parts(self._compiled_several(inputs, out))
             if self._spec.results:
                 wrote = ", ".join(result.name for result in self._spec.results)
                 raise BundleError("a compiled call writes its output alone", f"{self.name} writes {wrote} too",
                                   "call it outside of torch.compile")
             if out is None:
-                return torch.ops.tilescale.call(list(inputs), self.key)
+                return self._parts(torch.ops.tilescale.call(list(inputs), self.key))
             torch.ops.tilescale.call_out(list(inputs), out, self.key)
-            return out
-        return self.run(inputs, out)
+            return self._parts(out)
+        return self._parts(self.run(inputs, out))
+
+    def _parts(self, result: Any) -> Any:
+        """The products of several B as columns of the output, views of it; before what comes beside it."""
+        columns = self._spec.columns
+        if not columns:
+            return result
+        out, beside = (result[0], result[1:]) if isinstance(result, tuple | list) else (result, ())
+        return (*self._torch.split(out, self._share(out, columns), -1), *beside)
+
+    def _share(self, out: Any, columns: Sequence[int]) -> list[int]:
+        """Columns of each product in an output; of another width than was tuned they keep their proportions."""
+        whole, total = out.shape[-1], sum(columns)
+        if any(whole * size % total for size in columns):
+            raise BundleError(f"columns of {self.name} are shared as {':'.join(map(str, columns))}", whole, "pass such a B")
+        return [whole * size // total for size in columns]
+
+    def _compiled_several(self, inputs: Sequence[Any], out: Any) -> Any:
+        """A call with several outputs, as torch.compile sees it."""
+        if out is not None:
+            raise BundleError("a compiled call with several outputs makes them", "out=", "leave it out")
+        return tuple(self._torch.ops.tilescale.call_several(list(inputs), self.key))
 
     def _in_order(self, inputs: Sequence[Any], extras: dict[str, Any]) -> tuple[Any, ...]:
         """All operands in order, where some came by name."""
@@ -103,32 +130,56 @@ class Operation:
             raise BundleError(f"{self.name} takes {len(spec.operands)} tensors: {', '.join(self.names)}", len(inputs),
                               "pass those of this rank")
         mesh = next((value.device_mesh for value in inputs if tensors.is_dtensor(value)), None)
+        if mesh is not None and spec.columns:
+            raise BundleError("products of several B are of local tensors", "a DTensor", "pass .to_local()")
         if mesh is not None and self._members is not None:
             tensors.check_mesh(mesh, self._members.ranks, self.name)
         local = [tensors.unwrap(v, each.tensor, each.name) for v, each in zip(inputs, spec.operands, strict=True)]
         tensors.check_no_gradient(torch, local)
-        target = None if out is None else tensors.unwrap(out, spec.output, "out")
-        result = self._dispatch(local, target)
-        return out if out is not None else result if mesh is None else self._wrap(result, mesh, local)
+        results = self._dispatch(local, None if out is None else self._targets(out))
+        if out is not None:
+            return out
+        if mesh is not None:
+            results = [self._wrap(result, tensor, mesh, local)
+                       for result, (_, tensor) in zip(results, spec.outputs, strict=True)]
+        return tuple(results) if len(results) > 1 else results[0]
+
+    def _targets(self, out: Any) -> list[Any]:
+        """The local tensors of what a caller passes as `out`: one, or as many as there are outputs."""
+        outputs = self._spec.outputs
+        given = tuple(out) if len(outputs) > 1 and isinstance(out, tuple | list) else (out,)
+        if len(given) != len(outputs):
+            raise BundleError(f"out is {', '.join(name for name, _ in outputs)}", f"{len(given)} tensors", "pass them all")
+        return [tensors.unwrap(value, tensor, name) for value, (name, tensor) in zip(given, outputs, strict=True)]
 
     def empty_output(self, inputs: Sequence[Any]) -> Any:
         """A tensor like the result of a call with these inputs, with nothing in it; works on fake and meta tensors."""
+        return self.empty_outputs(inputs)[0]
+
+    def empty_outputs(self, inputs: Sequence[Any]) -> list[Any]:
+        """The same for all of Spec.outputs."""
         serving = self._serving(inputs)
-        dtype = getattr(self._torch, self._spec.output.dtype)
         if serving is not None:
-            return inputs[0].new_empty(tensors.local_output(serving.variant.spec, self.rank).shape, dtype=dtype)
-        shapes = [tuple(value.shape) for value in self._as_declared(inputs)]
-        return inputs[0].new_empty(self._library(inputs).shape(shapes, self._world), dtype=dtype)
+            shapes = [local.shape for local in tensors.local_outputs(serving.variant.spec, self.rank)]
+        else:
+            given = self._as_declared(inputs)
+            shapes = self._library_shapes(self._library(inputs), given)
+        return [inputs[0].new_empty(shape, dtype=getattr(self._torch, tensor.dtype))
+                for shape, (_, tensor) in zip(shapes, self._spec.outputs, strict=True)]
 
     def symmetric_input(self) -> Any:
-        """The memory that peers read the first operand from, as a tensor to write to; for inputs="symmetric"."""
+        """The memory that peers read what is sent from, as a tensor to write to; for inputs="symmetric"."""
         for serving in self._servings:
-            address = serving.prepared.operand(self.names[0])
+            sent = gathered_operand(serving.variant.spec)
+            address = serving.prepared.operand(self.names[sent])
             if address is not None:
-                local = tensors.local_inputs(serving.variant.spec, self.rank)[0]
-                rows, columns = local.shape[0], tensors.contiguous(local.shape)[0]
+                local = tensors.local_inputs(serving.variant.spec, self.rank)[sent]
+                turned = local.strides != tensors.contiguous(local.shape)
+                shape = local.shape[::-1] if turned else local.shape
+                rows, columns = shape[0], tensors.contiguous(shape)[0]
                 matrix = Matrix(address, rows, columns, (columns, 1), local.dtype)
-                return tensor_at(self._torch, matrix).view(local.shape)
+                found = tensor_at(self._torch, matrix).view(shape)
+                return found.t() if turned else found
         raise BundleError(f"{self.name} reads an operand of its peers in place", "it does not", "pass any tensor")
 
     # -- dispatch ------------------------------------------------------------------------------------------------------
@@ -139,32 +190,39 @@ class Operation:
                 return serving
         return None
 
-    def _dispatch(self, inputs: Sequence[Any], out: Any) -> Any:
+    def _dispatch(self, inputs: Sequence[Any], outs: Sequence[Any] | None) -> Sequence[Any]:
         serving = self._serving(inputs)
         if serving is None:
-            return self._run_library(inputs, out)
+            return self._run_library(inputs, outs)
         spec, torch = serving.variant.spec, self._torch
         given = [tensors.as_declared(v, local)
                  for v, local in zip(inputs, tensors.local_inputs(spec, self.rank), strict=True)]
         operands = {n: tensors.address_of(v, n) for n, v in zip(self.names, given, strict=True)}
-        local = tensors.local_output(spec, self.rank)
-        if out is None:
-            out = torch.empty(local.shape, dtype=getattr(torch, local.dtype), device=given[0].device)
-        operands["out"] = tensors.address_of(tensors.as_declared(out, local), "out")
+        local = tensors.local_outputs(spec, self.rank)
+        if outs is None:
+            outs = [torch.empty(each.shape, dtype=getattr(torch, each.dtype), device=given[0].device) for each in local]
+        for out, each in zip(outs, local, strict=True):
+            operands[each.name] = tensors.address_of(tensors.as_declared(out, each), each.name)
         serving.prepared(operands, int(torch.cuda.current_stream(given[0].device).cuda_stream))
-        return out
+        return outs
 
-    def _run_library(self, inputs: Sequence[Any], out: Any) -> Any:
+    def _run_library(self, inputs: Sequence[Any], outs: Sequence[Any] | None) -> Sequence[Any]:
         library, given = self._library(inputs), self._as_declared(inputs)
         if not self._warned:
             self._warned = True
             warnings.warn(f"{self.name} runs as library calls: {self._why(inputs)}", LibraryFallback, stacklevel=5)
-        shape = tuple(library.shape([value.shape for value in given], self._world))
-        local = tensors.Local("out", shape, tensors.contiguous(shape), self._spec.output.dtype)
-        if out is None:
-            out = given[0].new_empty(shape, dtype=getattr(self._torch, local.dtype))
-        library(given, tensors.as_declared(out, local))
-        return out
+        local = [tensors.Local(name, shape, tensors.contiguous(shape), tensor.dtype) for shape, (name, tensor) in zip(
+            self._library_shapes(library, given), self._spec.outputs, strict=True)]
+        if outs is None:
+            outs = [given[0].new_empty(each.shape, dtype=getattr(self._torch, each.dtype)) for each in local]
+        library(given, *(tensors.as_declared(out, each) for out, each in zip(outs, local, strict=True)))
+        return outs
+
+    def _library_shapes(self, library: Unfused, given: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """Local shapes of all outputs; beside the first, of the first operand with the rows of all ranks."""
+        found = [tuple(library.shape([value.shape for value in given], self._world))]
+        rows, *rest = given[0].shape
+        return [*found, *((rows * self._world, *rest) for _ in self._spec.outputs[1:])]
 
     def _why(self, inputs: Sequence[Any]) -> str:
         return self.reason or f"local shapes {' '.join(str(tuple(value.shape)) for value in inputs)} were not tuned"
@@ -187,18 +245,24 @@ class Operation:
             if len(value.shape) != declared.ndim:
                 raise BundleError(f"{name} has {declared.ndim} dimensions", len(value.shape), "reshape it")
         if self._spec.operation.compute == "gemm":
-            k, b = inputs[0].shape[1], inputs[1]
+            k, b = self._rows_of_b(inputs[0].shape[1]), inputs[1]
             as_weight = self._spec.inputs[1].order == "col" and b.shape[0] != k and b.shape[1] == k
             found[1] = b.t() if as_weight else b
             if found[1].shape[0] != k:
                 raise BundleError(f"a has as many columns as b has rows: {k}", found[1].shape[0], "pass such tensors")
         return found
 
-    def _wrap(self, result: Any, mesh: Any, inputs: Sequence[Any]) -> Any:
+    def _rows_of_b(self, columns: int) -> int:
+        """Of this rank, where its A has `columns`: one of them is a shard where the contraction is gathered."""
+        if not contracts(self._spec):
+            return columns
+        return columns // self._world if gathered_operand(self._spec) else columns * self._world
+
+    def _wrap(self, result: Any, output: Tensor, mesh: Any, inputs: Sequence[Any]) -> Any:
         """The local result as a DTensor placed as declared. Shards of a sum may be uneven: the sum says how large it is."""
         from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-        output, dim = self._spec.output, self._spec.output.shard_dim
+        dim = output.shard_dim
         if dim is None:
             placement = Partial() if isinstance(output.view, PartialView) else Replicate()
             return DTensor.from_local(result, mesh, [placement], run_check=False)

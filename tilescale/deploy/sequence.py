@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from tilescale.codegen.product import factors
 from tilescale.codegen.program import Program, ProgramLaunch, Slot, TensorMapSpec
 from tilescale.codegen.table import pack_arguments
 from tilescale.deploy.driver import Driver, Grid, KernelParameters, Library, Matrix
@@ -15,7 +16,6 @@ from tilescale.deploy.modules import Modules
 from tilescale.deploy.symmetric import Workspace
 from tilescale.errors import BundleError
 from tilescale.spec.declaration import Spec
-from tilescale.spec.tensor import ITEMSIZE
 
 _TABLE_ALIGNMENT = 64
 _MAPS_KEPT = 1024
@@ -186,17 +186,12 @@ class LaunchSequence:
         assert call is not None
         if library is None:
             raise BundleError("library products need a library", launch.name, "give one, such as TorchLibrary()")
-        a, b = self._spec.inputs[0], self._spec.inputs[1]
-        strides = (1, call.k) if b.order == "col" else (call.n, 1)
-        itemsize = ITEMSIZE[call.output_dtype]
+        matrices = factors(self._spec, call)
 
         def start(stream: int, parity: int) -> None:
-            source = self._address(Slot(call.buffer, -1), parity) + call.row * call.k * a.itemsize
-            target = self._address(Slot(call.output, -1), parity) + call.output_row * call.n * itemsize
-            library.multiply(
-                Matrix(source, call.m, call.k, (call.k, 1), a.dtype),
-                Matrix(self._address(Slot("b", -1), parity), call.k, call.n, strides, b.dtype),
-                Matrix(target, call.m, call.n, (call.n, 1), call.output_dtype), stream)
+            a, b, out = (Matrix(self._address(Slot(f.buffer, -1), parity) + f.offset, f.rows, f.columns, f.strides, f.dtype)
+                         for f in matrices)
+            library.multiply(a, b, out, stream)
 
         return start
 

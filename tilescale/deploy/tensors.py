@@ -45,9 +45,9 @@ def local_inputs(spec: Spec, rank: int) -> tuple[Local, ...]:
     return tuple(local_of(operand.name, operand.tensor, rank, spec.world) for operand in spec.operands)
 
 
-def local_output(spec: Spec, rank: int) -> Local:
-    """What a rank receives."""
-    return local_of("out", spec.output, rank, spec.world)
+def local_outputs(spec: Spec, rank: int) -> tuple[Local, ...]:
+    """All that a rank receives, in the order of Spec.outputs."""
+    return tuple(local_of(name, tensor, rank, spec.world) for name, tensor in spec.outputs)
 
 
 def dtype_name(value: Any) -> str:

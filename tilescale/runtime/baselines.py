@@ -11,6 +11,7 @@ from tilescale.runtime.measure import Samples
 from tilescale.schedules.ragged import ragged
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import Space
+from tilescale.spec.contraction import in_blocks
 from tilescale.spec.op import Spec
 from tilescale.spec.result import ONE_BYTE, kind_of
 
@@ -57,6 +58,13 @@ class Timing:
         return statistics.median(self.calls_us) if self.ok else math.nan
 
 
+def _symmetric(spec: Spec) -> tuple[str, ...]:
+    """What torch's symmetric memory offers: of gathers, those of the rows of the first operand."""
+    moves = spec.operation.moves
+    rows = not moves or moves[0].kind != "gather" or (moves[0].operand, moves[0].dim) == (0, 0)
+    return SYMM_MEM.get(kind_of(spec), ()) if rows else ()
+
+
 def names_for(spec: Spec) -> tuple[str, ...]:
     """The baselines that make sense for a spec."""
     if spec.local:
@@ -68,9 +76,11 @@ def names_for(spec: Spec) -> tuple[str, ...]:
     own = ("unfused", "compute_only") if spec.operation.compute == "gemm" else ("unfused",)
     if spec.then:
         return own if _ends_in_sum(spec) else own[1:]
+    if in_blocks(spec):
+        return own  # libraries gather one operand
     if spec.topology.kind == "scale_model":
         return own  # a peer's copies are not charged to the link clock
-    return (*own, "nccl+cublas") if spec.topology.kind == "real" else (*own, *SYMM_MEM.get(kind_of(spec), ()))
+    return (*own, "nccl+cublas") if spec.topology.kind == "real" else (*own, *_symmetric(spec))
 
 
 def _ends_in_sum(spec: Spec) -> bool:
@@ -96,17 +106,19 @@ def check_names(spec: Spec, names: tuple[str, ...]) -> None:
         if spec.topology.kind == "scale_model":
             raise RunnerError("what is compared is charged to the same links; torch's copies are not",
                               spec.topology.name, "compare on Topology.shared_gpu, or with unfused")
-        offered = SYMM_MEM.get(kind_of(spec), ())
+        offered = _symmetric(spec)
         if name not in offered:
             raise RunnerError(f"torch's symmetric memory has this for {spec.op}: {', '.join(offered) or 'nothing'}", name,
                               "use one of these, or unfused")
 
 
 def unfused_schedule(spec: Spec) -> Schedule:
-    """The schedule behind `unfused`: copies by the most blocks there are, pushed where both ways exist, and the library."""
-    compute = "library" if spec.operation.compute == "gemm" else "generated"
-    limits: dict[str, list[str | int]] = {"transport": ["peer_copy"], "overlap": ["none"], "compute": [compute]}
-    found = Space(spec, {name: tuple(values) for name, values in limits.items()}).schedules
+    """The schedule behind `unfused`: copies by the most blocks there are, pushed where both ways exist, and the library; a
+    generated product where the library cannot take what was gathered as one matrix."""
+    found: tuple[Schedule, ...] = ()
+    for compute in ("library", "generated") if spec.operation.compute == "gemm" else ("generated",):
+        limits: dict[str, list[str | int]] = {"transport": ["peer_copy"], "overlap": ["none"], "compute": [compute]}
+        found = found or Space(spec, {name: tuple(values) for name, values in limits.items()}).schedules
     if not found:
         raise RunnerError("the space holds an unfused schedule", spec.label, "choose another baseline")
     return max(found, key=lambda schedule: (schedule.direction == "push", schedule.num_comm_blocks, schedule.digest))

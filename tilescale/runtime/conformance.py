@@ -8,8 +8,10 @@ from itertools import product
 
 from tilescale.codegen.program import Program
 from tilescale.runtime.emulator_report import Range, RunReport, Signalled, StepLog, Waited
+from tilescale.schedules.contracting import BOTH
 from tilescale.schedules.plan import (
     Clear,
+    Contract,
     Copy,
     Gemm,
     MultimemStore,
@@ -40,6 +42,8 @@ def deviations(plan: Plan, program: Program, report: RunReport, calls: int, firs
                 wanted = replace(_declared(step, role, rank, number, first_call + call, strides, totals), call=call)
                 if isinstance(step, Gemm) and plan.buffer(step.a.buffer).role == "input":
                     found = _within(found, wanted)
+                if isinstance(step, Contract) and step.gathered != BOTH:
+                    found = _of_local(found, wanted, step)
                 if isinstance(step, Ragged):
                     found = _bounded(found, wanted)
                 place = f"call {call} rank {rank} launch {launch.name} step {number} ({type(step).__name__})"
@@ -74,8 +78,9 @@ def _declared(step: Step, role: Role, rank: int, number: int, call: int, strides
     if isinstance(step, Wait):
         target = (call * totals[step.counter] + step.value) % 2**32  # counters and epochs wrap
         return StepLog(call, rank, number, waits=(Waited(step.counter, target, target),))
-    read = sorted(map(where, (step.a, step.b, *step.extras)))
-    return StepLog(call, rank, number, reads=tuple(read), writes=(where(step.out),))
+    extras = step.extras if isinstance(step, Gemm) else ()
+    written = (where(step.out),) if not isinstance(step, Contract) or step.last else ()
+    return StepLog(call, rank, number, reads=tuple(sorted(map(where, (step.a, step.b, *extras)))), writes=written)
 
 
 def rows_of(region: Region) -> Iterator[Region]:
@@ -107,6 +112,16 @@ def _within(found: StepLog, wanted: StepLog) -> StepLog:
         covers = [w for w in wanted.reads if (w.rank, w.buffer, w.begin) == (read.rank, read.buffer, read.begin)]
         cut.append(replace(read, end=min(read.end, covers[0].end)) if covers else read)
     return replace(found, reads=tuple(cut))
+
+
+def _of_local(found: StepLog, wanted: StepLog, step: Contract) -> StepLog:
+    """With all of the local operand, which only the caller writes, in place of the parts of it that were read."""
+    local = [read for read in wanted.reads if (read.rank, read.buffer) == (step.local.rank, step.local.buffer)]
+    parts = [read for read in found.reads if local and (read.rank, read.buffer) == (local[0].rank, local[0].buffer)]
+    inside = all(local[0].begin <= part.begin and part.end <= local[0].end for part in parts)
+    if not parts or not inside:
+        return found
+    return replace(found, reads=tuple(sorted((*(read for read in found.reads if read not in parts), *local))))
 
 
 def _bounded(found: StepLog, wanted: StepLog) -> StepLog:

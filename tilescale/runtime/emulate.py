@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from tilescale.arguments import check_schedule, check_spec
 from tilescale.arguments import shown as as_text
 from tilescale.codegen.emit import emit
+from tilescale.codegen.product import factors
 from tilescale.codegen.program import COUNTER_BYTES, EVERY_RANK, STATE_BYTES, ProgramLaunch, TensorMapSpec
 from tilescale.codegen.table import STEP, pack_arguments
 from tilescale.errors import EmulationError, nearest
@@ -34,7 +35,7 @@ from tilescale.schedules.ragged import ragged
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.declaration import Spec
 from tilescale.spec.operand import NUMBERS, Operand
-from tilescale.spec.result import Deviation, Factor, Result, deviation, result_of
+from tilescale.spec.result import Deviation, Factor, Result, deviation, result_of, results_of
 from tilescale.spec.tensor import ITEMSIZE
 from tilescale.spec.views import ReplicateView
 
@@ -57,11 +58,13 @@ class Emulation:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The output of a rank in fp64, and how far its elements may be off; None: as it is, rounded once. `exact`: the bytes
-    of outputs by buffer, where these are known."""
+    """The output `name` of a rank in fp64, and how far its elements may be off; None: as it is, rounded once.
+    `beside`: what a call returns besides. `exact`: the bytes of outputs by buffer, where these are known."""
 
     value: Array
     allowed: Array | None
+    name: str = "out"
+    beside: tuple[Wanted, ...] = ()
     exact: tuple[tuple[str, bytes], ...] = ()
 
 
@@ -203,7 +206,7 @@ class Run:
             nodes = {out.name: self.machine.add_caller_read(rank, out.address, out.size, ends, call) for out in outputs}
             node = nodes["out"]
             self.beside[node] = nodes
-            self.reads.append((node, rank, call, wanted[rank]))
+            self.reads += [(nodes[each.name], rank, call, each) for each in (wanted[rank], *wanted[rank].beside)]
             # The caller may overwrite its inputs at once, whatever its peers are still doing (0xFF: not a number).
             self.ended[rank] = [*nodes.values()] + [
                 self.machine.add_caller_write(rank, self.memory[rank][name].address, b"\xff" * len(data), ends, call,
@@ -227,14 +230,12 @@ class Run:
                               for slot, offset in ((copy.source, copy.source_offset), (copy.target, copy.target_offset)))
             return machine.add_copy(rank, launch.name, target, source, copy.size, launch.first_step, after, call)
         if launch.gemm is not None:
-            gemm, b = launch.gemm, self.spec.inputs[1]
-            base = self.memory[rank][gemm.buffer].address + strides.get(gemm.buffer, 0) * parity
-            target = self.memory[rank][gemm.output].address + strides.get(gemm.output, 0) * parity
+            gemm = launch.gemm
+            a, b, out = factors(self.spec, gemm)
+            at = [self.memory[rank][f.buffer].address + strides.get(f.buffer, 0) * parity + f.offset for f in (a, b, out)]
             return machine.add_library_gemm(
-                rank, launch.name, base + gemm.row * gemm.k * b.itemsize, self.memory[rank]["b"].address,
-                target + gemm.output_row * gemm.n * ITEMSIZE[gemm.output_dtype], gemm.m, gemm.n, gemm.k,
-                in_format=b.dtype, out_format=gemm.output_dtype, b_transposed=b.order == "col",
-                step=launch.first_step, after=after, call=call)
+                rank, launch.name, at[0], at[1], at[2], gemm.m, gemm.n, gemm.k, in_format=b.dtype, out_format=out.dtype,
+                b_transposed=b.turned, a_transposed=a.turned, step=launch.first_step, after=after, call=call)
         if launch.kernel is None:
             raise EmulationError("a launch is a kernel, a copy or a product", launch.name)
         kernel = self.program.kernels[launch.kernel]
@@ -260,8 +261,13 @@ class Run:
         sums = {result: self._sums(result, load, exact) for result in ranks}
         same = all(extra.tensor.shard_dim is None for extra in self.spec.extras)
         known = {result: self._wanted(rank, *sums[result], load) for result, rank in ranks.items()} if same else {}
-        return inputs, [known[result] if same else self._wanted(rank, *sums[result], load)
-                        for rank, result in enumerate(results)]
+        wanted = [known[result] if same else self._wanted(rank, *sums[result], load) for rank, result in enumerate(results)]
+        return inputs, [replace(found, beside=self._beside(rank, load)) for rank, found in enumerate(wanted)]
+
+    def _beside(self, rank: int, load: Callable[[Factor], Array]) -> tuple[Wanted, ...]:
+        """Outputs of elements that only move."""
+        return tuple(Wanted(add_up(result, load, NumpyArrays(), magnitude=False, spread=False).value, None, name)
+                     for (name, _), result in zip(self.spec.outputs[1:], results_of(self.spec, rank)[1:], strict=True))
 
     def _routed(self, exact: bool) -> tuple[list[dict[str, bytes]], list[Wanted]]:
         """The same of an operation that goes by indices, which are of another kind in every call."""
@@ -273,7 +279,7 @@ class Run:
     def _wanted_of(made: Routed) -> list[Wanted]:
         if made.value:
             return [Wanted(v, a) for v, a in zip(made.value, made.allowed, strict=True)]
-        return [Wanted(np.zeros(0), None, tuple(each.items())) for each in made.exact]
+        return [Wanted(np.zeros(0), None, exact=tuple(each.items())) for each in made.exact]
 
     def _sums(self, result: Result, load: Callable[[Factor], Array], exact: bool) -> tuple[Sums, Deviation]:
         allowed = deviation(self.spec, result, exact)
@@ -306,14 +312,14 @@ class Run:
     def judge(self, report: RunReport) -> list[str]:
         """Everything wrong with a run that ended."""
         lines = list(deviations(self.plan, self.program, report, self.conditions.calls, self.conditions.first_call))
-        output = self.spec.output
+        outputs = dict(self.spec.outputs)
         for node, rank, call, wanted in self.reads:
             for name, data in wanted.exact:
                 seen = report.seen[self.beside[node][name]]
                 if seen != data:
                     at = next(i for i, (x, y) in enumerate(zip(seen, data, strict=True)) if x != y)
                     lines.append(f"call {call} rank {rank}: byte {at} of {name} is wrong")
-            shape = wanted.value.shape
+            shape, output = wanted.value.shape, outputs[wanted.name]
             found = from_bits(report.seen[node][: wanted.value.size * output.itemsize], output.dtype).reshape(shape)
             value, allowed = wanted.value, wanted.allowed
             if allowed is None:
@@ -322,5 +328,6 @@ class Run:
             at = first_wrong(found, value, allowed)
             if at >= 0:
                 where = tuple(int(i) for i in np.unravel_index(at, shape))
-                lines.append(f"call {call} rank {rank}: out{list(where)} is {found[where]:g}, wanted {value[where]:g}")
+                element = f"{wanted.name}{list(where)}"
+                lines.append(f"call {call} rank {rank}: {element} is {found[where]:g}, wanted {value[where]:g}")
         return lines

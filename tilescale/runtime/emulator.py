@@ -194,6 +194,7 @@ class Machine:
         in_format: str,
         out_format: str,
         b_transposed: bool,
+        a_transposed: bool = False,
         step: int,
         after: Sequence[int] = (),
         call: int = 0,
@@ -202,7 +203,8 @@ class Machine:
         _one_of("format", in_format, FORMATS)
         _one_of("format", out_format, FORMATS)
         return self._add(
-            LibraryGemm(rank, name, call, tuple(after), step, a, b, out, m, n, k, in_format, out_format, b_transposed)
+            LibraryGemm(rank, name, call, tuple(after), step, a, b, out, m, n, k, in_format, out_format, b_transposed,
+                        a_transposed)
         )
 
     def add_caller_write(

@@ -81,7 +81,7 @@ class CopyEngine:
 
 @dataclass(frozen=True)
 class LibraryGemm:
-    """out (m x n) = a (m x k) b at one moment, fp32 sums rounded once. b is k x n, or n x k with `b_transposed`."""
+    """out (m x n) = a (m x k) b at one moment, fp32 sums rounded once. b is n x k with `b_transposed`, a likewise."""
 
     rank: int
     name: str
@@ -97,6 +97,7 @@ class LibraryGemm:
     in_format: str
     out_format: str
     b_transposed: bool
+    a_transposed: bool = False
 
 
 @dataclass(frozen=True)

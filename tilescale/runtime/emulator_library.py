@@ -53,7 +53,7 @@ class _Waiting(Structure):
 
 class _Gemm(Structure):
     _fields_ = [(n, c_uint64) for n in ("a", "b", "out")] + [
-        (n, c_uint32) for n in ("m", "n", "k", "in_format", "out_format", "b_transposed")
+        (n, c_uint32) for n in ("m", "n", "k", "in_format", "out_format", "b_transposed", "a_transposed")
     ]
 
 
@@ -155,6 +155,7 @@ def _declare(library: Any, job: Job, loaded: dict[str, ctypes.CDLL]) -> None:
                 FORMATS.index(node.in_format),
                 FORMATS.index(node.out_format),
                 int(node.b_transposed),
+                int(node.a_transposed),
             )
             library.ts_gemm(node.rank, node.call, node.step, byref(gemm))
         elif isinstance(node, CallerWrites):

@@ -62,16 +62,23 @@ def _compute_only(rank: Rank, work: Workload, meet: Meet) -> Path:
     if not work.multiplies:
         raise RunnerError("compute_only goes with operations that multiply", work.spec.op)
     torch = rank.device.torch
-    firsts = [work.whole(number) if work.kind == "gather" else work.calls[number].inputs[0] for number in range(CALLS)]
-    b, out = work.calls[0].inputs[1], work.calls[0].out
+    moves, b, out = work.spec.operation.moves, work.calls[0].inputs[1], work.calls[0].out
+
+    def factors(number: int) -> list[Any]:
+        found = list(work.calls[number].inputs)
+        for move in moves if work.kind == "gather" else ():
+            found[move.operand] = work.whole(number, move.operand)
+        return found
+
+    pairs = [factors(number) for number in range(CALLS)]
     sums = work.kind not in ("gather", "none")  # then the local product is no output
     apart = sums or bool(work.spec.then)
-    part = torch.empty((firsts[0].shape[0], b.shape[1]), dtype=out.dtype, device=out.device) if apart else None
+    part = torch.empty((pairs[0][0].shape[0], b.shape[1]), dtype=out.dtype, device=out.device) if apart else None
 
     def call(number: int) -> Any:
         data = work.calls[number]
         target = data.out if part is None else part
-        product(torch, firsts[number], data.inputs[1], target)
+        product(torch, pairs[number][0], pairs[number][1], target)
         return target
 
     return Path(call, lambda number, out: work.check(number, out, work.local(number) if apart else None))

@@ -10,7 +10,7 @@ from typing import Any
 
 from tilescale.deploy.epilogues import TorchMath
 from tilescale.deploy.library import product
-from tilescale.deploy.tensors import Local, contiguous, local_inputs, local_output
+from tilescale.deploy.tensors import Local, contiguous, local_inputs, local_outputs
 from tilescale.runtime.reference import Finished, add_up, extras_of, finish, part_of
 from tilescale.spec.declaration import Spec
 from tilescale.spec.operand import NUMBERS
@@ -22,6 +22,7 @@ from tilescale.spec.result import (
     local_term,
     peers_deviation,
     result_of,
+    results_of,
 )
 from tilescale.spec.views import ReplicateView
 
@@ -51,11 +52,13 @@ class Expected:
 
 @dataclass(frozen=True)
 class CallData:
-    """Tensors of one call, in the order of Spec.operands, and its output."""
+    """Tensors of one call, in the order of Spec.operands, and its output. `beside`: the others of Spec.outputs, each with
+    what it must hold."""
 
     inputs: tuple[Any, ...]
     out: Any
     expected: Expected
+    beside: tuple[tuple[str, Any, Expected], ...] = ()
 
 
 class Workload:
@@ -73,24 +76,29 @@ class Workload:
     def multiplies(self) -> bool:
         return self.spec.operation.compute == "gemm"
 
-    def whole(self, call: int) -> Any:
-        """The first operand of this rank's product or copy; gathered, where it is that of several ranks."""
-        return self._load(self._result.terms[0][0], call)
+    def whole(self, call: int, operand: int = 0) -> Any:
+        """An operand of this rank's product or copy; gathered, where it is that of several ranks."""
+        return self._load(self._result.terms[0][operand], call)
 
     def poison(self) -> None:
         """Make sure that no output is right before it is written."""
         for data in self.calls:
-            data.out.view(self._torch.uint8).fill_(POISON)
+            for out in (data.out, *(tensor for _, tensor, _ in data.beside)):
+                out.view(self._torch.uint8).fill_(POISON)
 
     def check(self, call: int, out: Any = None, expected: Expected | None = None) -> None:
-        """Raises WrongResult unless the output of a call (or `out` in its place) is right, or is what is `expected`."""
+        """Raises WrongResult unless the outputs of a call (or `out` alone) are right, or are what is `expected`."""
         data = self.calls[call]
-        found, wanted = data.out if out is None else out, expected or data.expected
+        self._compare(call, "out", data.out if out is None else out, expected or data.expected)
+        for name, tensor, wanted in data.beside if out is None else ():
+            self._compare(call, name, tensor, wanted)
+
+    def _compare(self, call: int, name: str, found: Any, wanted: Expected) -> None:
         wrong = _wrong(self._torch, found, wanted)
         count = int(wrong.sum())
         if count:
             at = int(wrong.flatten().to(self._torch.uint8).argmax())
-            raise WrongResult(self._describe(call, found, wanted, at, count))
+            raise WrongResult(self._describe(call, name, found, wanted, at, count))
 
     def peers(self, call: int) -> Expected:
         """What other libraries may return, which round more often (see peers_deviation)."""
@@ -106,11 +114,11 @@ class Workload:
         """What this rank's own product is, without those of its peers. Made anew with every use."""
         return self._expected(Result((local_term(self.spec, self.rank),)), call, finished=False)
 
-    def _describe(self, call: int, found: Any, expected: Expected, at: int, count: int) -> str:
+    def _describe(self, call: int, name: str, found: Any, expected: Expected, at: int, count: int) -> str:
         index = tuple(int(part) for part in _unravel(at, found.shape))
         values = "integers" if call == EXACT_CALL else "random numbers"
         got, wanted = found[index].item(), expected.values[index].item()
-        text = f"call {call} on {values}: element {index} of out is {got}, not {wanted}"
+        text = f"call {call} on {values}: element {index} of {name} is {got}, not {wanted}"
         if expected.allowed is not None:
             text += f" within {float(expected.allowed[index]):.3g}"
         return f"{text}; {count} of {math.prod(found.shape)} are wrong"
@@ -122,9 +130,11 @@ class Workload:
             tensor = self._place(local)
             tensor.copy_(self._fresh(local, call, operand, self.rank, tensor.device))
             placed.append(tensor)
-        out = self._place(local_output(spec, self.rank))
+        (_, out), *others = ((local.name, self._place(local)) for local in local_outputs(spec, self.rank))
         self._device = out.device
-        return CallData(tuple(placed), out, self._expected(self._result, call))
+        beside = tuple((name, tensor, self._expected(result, call))
+                       for (name, tensor), result in zip(others, results_of(spec, self.rank)[1:], strict=True))
+        return CallData(tuple(placed), out, self._expected(self._result, call), beside)
 
     @property
     def _kept(self) -> Any:

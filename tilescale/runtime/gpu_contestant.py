@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tilescale.codegen.product import factors
 from tilescale.codegen.program import Program
 from tilescale.deploy.driver import Library, Matrix
 from tilescale.deploy.launch import PreparedOperation
@@ -88,25 +89,23 @@ class ProgramContestant:
 
     def _warm_up(self, warm: set[tuple[Any, ...]]) -> None:
         """Load what library products need on every stream: loading waits for kernels that spin, and these for it."""
-        device, spec, inputs = self._rank.device, self._work.spec, self._work.calls[0].inputs
+        device, inputs = self._rank.device, dict(zip(self._names, self._work.calls[0].inputs, strict=False))
         driver, address = device.driver, device.address
         for launch in self._program.ranks[self._rank.rank]:
             call = launch.gemm
             if call is None:
                 continue
-            a, b, out = spec.inputs[0], spec.inputs[1], call.output_dtype
-            strides = (1, call.k) if b.order == "col" else (call.n, 1)
-            kind = (call.m, call.n, call.k, strides, a.dtype, out)
+            matrices = factors(self._work.spec, call)
+            kind = tuple((f.rows, f.columns, f.strides, f.dtype) for f in matrices)
             cold = [stream for stream in dict.fromkeys((device.stream, *driver.streams)) if (stream, *kind) not in warm]
             if not cold:
                 continue
-            factor = device.place(Local("a", (call.m, call.k), (call.k, 1), a.dtype))
-            target = device.place(Local("out", (call.m, call.n), (call.n, 1), out))
+            places = [inputs[f.buffer] if f.buffer in inputs and not f.offset and f is matrices[1] else
+                      device.place(Local(f.buffer, (f.rows, f.columns), f.strides, f.dtype)) for f in matrices]
+            a, b, out = (Matrix(address(place), f.rows, f.columns, f.strides, f.dtype)
+                         for place, f in zip(places, matrices, strict=True))
             for stream in cold:
-                device.library.multiply(
-                    Matrix(address(factor), call.m, call.k, (call.k, 1), a.dtype),
-                    Matrix(address(inputs[1]), call.k, call.n, strides, b.dtype),
-                    Matrix(address(target), call.m, call.n, (call.n, 1), out), stream)
+                device.library.multiply(a, b, out, stream)
                 driver.synchronize(stream)
                 warm.add((stream, *kind))
 
@@ -140,7 +139,7 @@ class ProgramContestant:
 
     def _operands(self, call: int) -> dict[str, int]:
         data, address = self._work.calls[call], self._rank.device.address
-        found = {"out": address(data.out)}
+        found = {"out": address(data.out), **{name: address(tensor) for name, tensor, _ in data.beside}}
         for name, tensor in zip(self._names, data.inputs, strict=True):
             place = self._symmetric[name]
             found[name] = address(tensor) if place is None else place

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilescale.deploy.exchanging import LibraryExchange
-from tilescale.deploy.library import product
+from tilescale.deploy.library import gather_contraction, product
 from tilescale.errors import RunnerError
 from tilescale.runtime.gpu_check import CALLS, Workload
 from tilescale.runtime.gpu_contestant import Rank
+from tilescale.spec.contraction import contracts, gathered_operand, in_blocks
 
 Meet = Callable[[Any], Sequence[Any]]
 Call = Callable[[int], Any]  # enqueues call number i on the current stream and returns its output
@@ -171,18 +172,26 @@ def nccl(rank: Rank, work: Workload, meet: Meet) -> Path:
     torch = rank.device.torch
     if work.kind == "none":
         raise RunnerError("NCCL goes with operations that communicate", work.spec.op, "use compute_only")
+    if in_blocks(work.spec):
+        raise RunnerError("NCCL gathers one operand", work.spec.op, "compare with compute_only")
     if work.kind == "reduce_scatter":
         _require_even_rows(work)
     group, distributed = group_of(rank, meet, "nccl"), torch.distributed
     first, *rest = work.calls[0].inputs
     whole = part = None
-    if work.kind == "gather" and rest:
+    sent = gathered_operand(work.spec) if contracts(work.spec) else None
+    if work.kind == "gather" and rest and sent is None:
         whole = [torch.empty_like(work.whole(0)) for _ in range(CALLS)]
     if work.kind == "reduce_scatter" and rest:
         part = torch.empty((first.shape[0], rest[0].shape[1]), dtype=work.calls[0].out.dtype, device=first.device)
 
     def gather(number: int) -> Any:
         data = work.calls[number]
+        if sent is not None:
+            factors = list(data.inputs)
+            factors[sent] = gather_contraction(torch, factors[sent], sent, group)
+            product(torch, factors[0], factors[1], data.out)
+            return data.out
         target = data.out if whole is None else whole[number]
         distributed.all_gather_into_tensor(target, data.inputs[0], group=group)
         if whole is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilescale.deploy.tensors import Local, local_inputs, local_output
+from tilescale.deploy.tensors import Local, local_inputs, local_outputs
 from tilescale.runtime.gpu_check import (
     CALLS,
     EXACT_CALL,
@@ -104,7 +104,7 @@ class RoutedWorkload(Workload):
             elif local.name == "a":
                 self._fill(tensor, call)
             placed.append(tensor)
-        out = self._place(local_output(self.spec, self.rank))
+        out = self._place(local_outputs(self.spec, self.rank)[0])
         return CallData(tuple(placed), out, (self._combined if self._geo.combines else self._dispatched)(call))
 
     def _fill(self, tensor: Any, call: int) -> None:

@@ -13,6 +13,7 @@ from tilescale.schedules.lower import lower
 from tilescale.schedules.plan import Launch, Plan, Role, Signal
 from tilescale.schedules.ragged import ragged
 from tilescale.schedules.schedule import Schedule
+from tilescale.spec.contraction import contracts, gathered_operand, in_blocks
 from tilescale.spec.declaration import Spec
 from tilescale.spec.result import kind_of
 from tilescale.spec.tensor import Tensor, shard_sizes
@@ -52,6 +53,10 @@ def scaled(spec: Spec, schedule: Schedule) -> Scaled:
     chunks = _chunks(spec, schedule)
     if spec.local:
         return _scaled_local(spec, schedule)
+    if contracts(spec):
+        return _scaled_contraction(spec, schedule, chunks, gang)
+    if in_blocks(spec):
+        return _scaled_blocks(spec, schedule, gang)
     unit = schedule.block_m or COPY_ROWS
     rows = chunks * unit - unit // 2 + 8 if chunks > 1 else unit + unit // 2 + 8
     small = replace(schedule, num_comm_blocks=gang * schedule.depth,
@@ -76,6 +81,27 @@ def _scaled_local(spec: Spec, schedule: Schedule) -> Scaled:
     return Scaled(small, schedule, _on_few_blocks(small, schedule), True)
 
 
+def _scaled_contraction(spec: Spec, schedule: Schedule, chunks: int, gang: int) -> Scaled:
+    """Two rows and two columns of tiles, with tails; segments of a block of the contraction, the last one shorter."""
+    unit, rows, columns = schedule.block_k or COPY_ROWS, schedule.block_m or COPY_ROWS, schedule.block_n or COPY_ROWS
+    a, b = spec.inputs
+    m, n = (rows + rows // 2 + 8) * (spec.world if _cut(a, 0) else 1), (columns + 24) * (spec.world if _cut(b, 1) else 1)
+    k = (chunks * unit - unit // 2 + 8 if chunks > 1 else unit + unit // 2 + 8) * spec.world
+    small = replace(schedule, num_comm_blocks=gang * schedule.depth,
+                    chunk_rows=0 if schedule.overlap == "none" else unit if chunks > 1 else 2 * unit)
+    small_spec = _with(spec, ((m, k), (k, n)), (m, n))
+    return Scaled(small_spec, small, _on_few_blocks(small_spec, small), True)
+
+
+def _scaled_blocks(spec: Spec, schedule: Schedule, gang: int) -> Scaled:
+    """Two rows and two columns of tiles, with tails; panels of a block of the contraction and a shorter one."""
+    rows, cols = spec.topology.mesh_sizes
+    m, n, k = schedule.block_m + schedule.block_m // 2 + 8, schedule.block_n + 24, schedule.block_k + 24
+    small_spec = _with(spec, ((m * rows, k * cols), (k * cols, n * cols)), (m * rows, n * cols))
+    small = replace(schedule, num_comm_blocks=gang * schedule.depth)
+    return Scaled(small_spec, small, _on_few_blocks(small_spec, small), True)
+
+
 def _is_small(spec: Spec, schedule: Schedule) -> bool:
     """Whether all of it can be emulated; a tile that is not full costs as much as one that is."""
     macs = 0
@@ -88,6 +114,9 @@ def _is_small(spec: Spec, schedule: Schedule) -> bool:
 
 def _shard_rows(spec: Spec) -> int:
     """Rows of the largest part that a rank gathers or keeps of a sum: what chunks are cut from."""
+    if contracts(spec):
+        operand = gathered_operand(spec)
+        return spec.inputs[operand].local_shape(0, spec.world)[1 - operand]
     if kind_of(spec) == "gather":
         return spec.inputs[0].local_shape(0, spec.world)[0]
     return max(shard_sizes(spec.output.sizes[0], 1 if spec.local else spec.world))

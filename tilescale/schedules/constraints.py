@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
 from tilescale.schedules import tile
+from tilescale.schedules.blocks import blocks_of
 from tilescale.schedules.exchanges import exchange_geometry, exchange_of, exchanges
 from tilescale.schedules.footprint import SUMMED
+from tilescale.schedules.geometry import gathers_everywhere
 from tilescale.schedules.knob import BY_NAME
 from tilescale.schedules.ragged import RaggedGeometry, ragged, ragged_geometry
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import geometry_of, summed, sums
 from tilescale.schedules.transports import TRANSPORTS
+from tilescale.spec.contraction import contraction_inner, contracts, gathered_operand, in_blocks, in_whole_shards
 from tilescale.spec.op import Spec
 
 MAX_CHUNKS = 64
@@ -43,17 +46,28 @@ def _generated(spec: Spec, s: Schedule) -> bool:
 
 @lru_cache(maxsize=64)
 def _local_rows(spec: Spec) -> tuple[int, ...]:
-    """Rows of every rank's shard; in a sum, those that it adds up."""
+    """Rows of every rank's shard; in a sum, those that it adds up; of a contraction that is gathered, its indices."""
     if sums(spec):
         return tuple(b - a for a, b in pairwise(summed(spec).bounds))
+    if in_blocks(spec):
+        return tuple(spec.inputs[0].local_shape(rank, spec.world)[1] for rank in range(spec.world))
+    if contracts(spec):
+        operand = gathered_operand(spec)
+        return tuple(spec.inputs[operand].local_shape(rank, spec.world)[1 - operand] for rank in range(spec.world))
     return tuple(spec.inputs[0].local_shape(rank, spec.world)[0] for rank in range(spec.world))
 
 
 @lru_cache(maxsize=64)
 def _row_bytes(spec: Spec) -> int:
-    """Bytes of a row of the first operand; of a piece in a sum that multiplies nothing."""
+    """Bytes of a row of the first operand; of a piece in a sum that multiplies nothing; of what is gathered, at an index of
+    the contraction."""
     if sums(spec):
         return summed(spec).row_bytes
+    if in_blocks(spec):
+        return math.gcd(*(math.prod(t.local_shape(0, spec.world)) * t.itemsize for t in spec.inputs))
+    if contracts(spec):
+        sent = gathered_operand(spec)
+        return spec.inputs[sent].local_shape(0, spec.world)[sent] * spec.inputs[sent].itemsize
     operand = spec.inputs[0]
     elements = 1
     for size in operand.local_shape(0, spec.world)[1:]:
@@ -63,7 +77,10 @@ def _row_bytes(spec: Spec) -> int:
 
 @lru_cache(maxsize=64)
 def _even_columns(spec: Spec) -> bool:
-    return len(spec.inputs) < 2 or len({spec.inputs[1].local_shape(rank, spec.world) for rank in range(spec.world)}) == 1
+    if in_blocks(spec):
+        return all(len({t.local_shape(rank, spec.world) for rank in range(spec.world)}) == 1 for t in spec.inputs)
+    other = spec.inputs[1 - gathered_operand(spec)] if len(spec.inputs) > 1 and contracts(spec) else spec.inputs[-1]
+    return len(spec.inputs) < 2 or len({other.local_shape(rank, spec.world) for rank in range(spec.world)}) == 1
 
 
 @lru_cache(maxsize=64)
@@ -90,10 +107,12 @@ def _needed_bytes(spec: Spec, s: Schedule) -> int:
 @lru_cache(maxsize=64)
 def _gathered_bytes(spec: Spec) -> int:
     """Upper bound over directions: operands, output, and a gathered operand of two versions with its staging."""
-    gathered = spec.inputs[0]
+    if in_blocks(spec):
+        return sum(buffer.size * buffer.versions for buffer in blocks_of(spec).buffers())
+    gathered = spec.inputs[gathered_operand(spec)]
     shard = _local_rows(spec)[0] * _row_bytes(spec)
-    local = [t.itemsize * math.prod(t.local_shape(0, spec.world)) for t in (
-        *(operand.tensor for operand in spec.operands), spec.output)]
+    passed = [operand.tensor for operand in spec.operands] + [tensor for _, tensor in spec.outputs]
+    local = [t.itemsize * math.prod(t.local_shape(0, spec.world)) for t in passed]
     if spec.local:
         return sum(local)
     return sum(local) + 2 * gathered.nbytes + 2 * shard
@@ -135,7 +154,8 @@ def _own_rows(spec: Spec, s: Schedule) -> int:
 
 
 def _whole_tiles(spec: Spec, s: Schedule) -> bool:
-    return not _generated(spec, s) or s.chunk_rows % s.block_m == 0 or s.chunk_rows >= _own_rows(spec, s)
+    unit = s.block_k if contracts(spec) else s.block_m
+    return not _generated(spec, s) or s.chunk_rows % unit == 0 or s.chunk_rows >= _own_rows(spec, s)
 
 
 def _peers(spec: Spec) -> int:
@@ -166,9 +186,19 @@ def _operand_alignment(spec: Spec, s: Schedule) -> bool:
     """Tensor maps want row pitches in 16 bytes."""
     if not _generated(spec, s):
         return True
+    if contracts(spec) or in_blocks(spec):
+        return all(pitch % 16 == 0 for pitch in _factor_pitches(spec))
     b = spec.inputs[1]
     k, n = b.local_shape(0, spec.world)
     return _row_bytes(spec) % 16 == 0 and (k if b.order == "col" else n) * b.itemsize % 16 == 0
+
+
+def _factor_pitches(spec: Spec) -> Iterator[int]:
+    """Bytes between rows of both factors, and between shards along them."""
+    for operand, tensor in enumerate(spec.inputs):
+        outer = tensor.local_shape(0, spec.world)[operand]
+        k = _local_rows(spec)[0] if contraction_inner(operand, tensor) else 1
+        yield (outer if k == 1 else k) * tensor.itemsize
 
 
 def _index_range(spec: Spec, s: Schedule) -> bool:
@@ -238,7 +268,7 @@ def _split_fills(spec: Spec, s: Schedule) -> bool:
 def _multicast_moves(spec: Spec, s: Schedule) -> bool:
     """A switch hands on what everyone receives, and adds up what all ranks have."""
     return not _multicast(s) or (
-        not (exchanges(spec) or ragged(spec)) and s.algorithm != "ring"
+        (sums(spec) or gathers_everywhere(spec)) and s.algorithm != "ring"
         and s.direction == ("pull" if sums(spec) else "push"))
 
 
@@ -265,10 +295,25 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("multicast_rounds_once", "a switch adds at fp32's precision and rounds once, to what it adds: fp32, or the "
                                         "type of the output", _rounds_once),
     Constraint("even_columns", "every rank holds as many columns, or rows, of B", lambda spec, s: _even_columns(spec)),
+    Constraint("even_contraction", "every rank holds as much of a contraction that is gathered, and something to multiply",
+               lambda spec, s: not (contracts(spec) or in_blocks(spec)) or (
+                   len(set(_local_rows(spec))) == 1 and min(spec.mnk) > 0)),
     Constraint("gpu_memory", "operands, output and workspace of a rank fit its share of the GPU's memory",
                lambda spec, s: _needed_bytes(spec, s) <= _memory_bytes(spec)),
     Constraint("rows_contiguous", "the gathered operand is row-major, so that a chunk of rows is contiguous",
-               lambda spec, s: spec.inputs[0].order == "row"),
+               lambda spec, s: contracts(spec) or spec.inputs[0].order == "row"),
+    Constraint("segments_contiguous", "an operand whose contraction is its inner dimension is gathered in whole shards",
+               lambda spec, s: not in_whole_shards(spec) or s.overlap == "none" or s.chunk_rows >= _own_rows(spec, s)),
+    Constraint("contraction_in_one_product", "parts of a contraction are summed in registers: a library call takes all of "
+               "it, behind copies of rows", lambda spec, s: not contracts(spec) or s.compute == "generated" or (
+                   s.overlap == "none" and not in_whole_shards(spec))),
+    Constraint("blocks_in_one_kernel", "blocks of matrices are pushed by a kernel, and multiplied in it or behind it",
+               lambda spec, s: not in_blocks(spec) or (
+                   s.direction == "push" and s.overlap != "chunked" and s.compute == "generated"
+                   and TRANSPORTS[s.transport].agent == "blocks")),
+    Constraint("contraction_beside_blocks", "a contraction chunked on streams is copied by blocks; copy engines feed the "
+               "fused kernel", lambda spec, s: not (contracts(spec) and s.overlap == "chunked" and
+                                                    s.transport == "copy_engine")),
     Constraint("output_dtype", "generated products are stored as bfloat16, float16 or float32",
                lambda spec, s: not _generated(spec, s) or spec.output.dtype in ("bfloat16", "float16", "float32")),
     Constraint("fp8_k_major", "wgmma reads float8 operands along K: declare B with order='col', as a Linear has it",

@@ -11,14 +11,16 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tilescale.schedules.agents import CALLER, Model, Work
+from tilescale.schedules.contracting import BOTH, Sums
 from tilescale.schedules.following import Following
 from tilescale.schedules.footprint import SUMMED, describe, elements_of
 from tilescale.schedules.order import Run
-from tilescale.schedules.plan import Clear, Gemm, MultimemStore, Ragged, Reduce, Region, Sum
+from tilescale.schedules.plan import Clear, Contract, Gemm, MultimemStore, Ragged, Reduce, Region, Sum
 from tilescale.schedules.story import Counterexample, Place
 
 OPERAND, PRODUCT, PART, OTHER, ZERO = "operand", "product", "part", "other", "zero"
 CARRIED = "carried"
+SECOND = "second"  # of the blocks of a mesh, those of b: bytes of all of them, rank after rank
 
 
 class Value(NamedTuple):
@@ -84,6 +86,7 @@ class DataFlow(Following):
     def __init__(self, model: Model, run: Run) -> None:
         super().__init__(model, run)
         self.memory: dict[tuple[int, str, int], Contents] = {}
+        self.sums = Sums(model.plan.goal)
 
     def _contents(self, rank: int, buffer: str, call: int) -> Contents:
         key = (rank, buffer, call % self.versions[buffer])
@@ -107,6 +110,8 @@ class DataFlow(Following):
             if buffer.role == "input" and buffer.name == self.goal.operand and end > start:
                 # The shard of a rank may be shorter than the buffer: the rest holds nothing.
                 self._contents(rank, buffer.name, call).write(0, end - start, Value(OPERAND, start, call, part))
+            elif buffer.role == "input" and self.goal.mesh[0]:
+                self._contents(rank, buffer.name, call).write(0, buffer.size, Value(SECOND, rank * buffer.size, call))
             elif buffer.role == "input" and buffer.name != self.goal.operand and buffer.size:
                 self._contents(rank, buffer.name, call).write(0, buffer.size, Value(OTHER, 0, call))
         return None
@@ -119,12 +124,14 @@ class DataFlow(Following):
             if buffer.name == self.goal.output:
                 first, size = self.goal.output_span(rank, buffer.size)
             pieces = list(self._contents(rank, buffer.name, call).pieces(0, size))
-            kind = PRODUCT if self.goal.computes else OPERAND
+            kept = buffer.name == self.goal.keeps
+            kind = PRODUCT if self.goal.computes and not kept else OPERAND
             everyone = tuple(range(self.plan.world)) if self.goal.reduces else ()
-            wanted = Value(kind, first, call, everyone, self.goal.then)
+            wanted = Value(kind, first, call, everyone, () if kept else self.goal.then)
             reached = 0
             for low, high, value in [*pieces, (size, size, wanted)]:
-                wrong = value != wanted if buffer.name == self.goal.output else value.call != call
+                known = buffer.name in (self.goal.output, self.goal.keeps)
+                wrong = value != wanted if known else value.call != call
                 if low > reached or wrong:
                     low, high = (reached, low) if low > reached else (low, high)
                     held = "nothing" if low == reached and wrong is False else _say(value, low, high)
@@ -144,6 +151,8 @@ class DataFlow(Following):
         step = work.step
         if isinstance(step, Gemm):
             return self._gemm(rank, work, step, call)
+        if isinstance(step, Contract):
+            return self._contract(rank, work, step, call)
         if isinstance(step, Sum):
             return self._sum(rank, work, step, call)
         if isinstance(step, Clear):
@@ -256,6 +265,48 @@ class DataFlow(Following):
             target.write(begin, step.out.offset + last // row * out_row, Value(kind, shift, call, value.ranks, step.then))
         return None
 
+    def _contract(self, rank: int, work: Work, step: Contract, call: int) -> Counterexample | None:
+        """A segment of the operand times the same of the local one; the last of a group has taken all of it."""
+        if step.gathered == BOTH:
+            return self._panel(rank, work, step, call)
+        pieces, local = self._read(step.segment, call), self._read(step.local, call)
+        for region, found in ((step.segment, pieces), (step.local, local)):
+            if not _filled(found, region, call):
+                return self._unwritten(rank, work, region, call)
+        for piece in pieces:
+            if piece[2].kind != OPERAND:
+                return self._refuse(rank, work, call, step.segment, "must read the operand; it reads " + _told(piece))
+        held = [(low, high, value.shift) for low, high, value in pieces]
+        return self._summed(rank, work, step, call, self.sums.add((rank, work.launch, work.role), step, held))
+
+    def _panel(self, rank: int, work: Work, step: Contract, call: int) -> Counterexample | None:
+        """A panel of block matrices: the block of a and the rows of b that meet at its indices, in this rank's row and
+        column of the mesh."""
+        goal, (rows, cols) = self.goal, self.goal.mesh
+        width, row_b = goal.starts[1] // goal.row_bytes, step.b.size // step.k
+        height = width * cols // rows
+        owner_a, owner_b = rank // cols * cols + step.at // width, step.at // height * cols + rank % cols
+        wanted = ((step.a, OPERAND, owner_a * step.a.size),
+                  (step.b, SECOND, (owner_b * height + step.at % height) * row_b))
+        for region, kind, first in wanted:
+            pieces = self._read(region, call)
+            if not _filled(pieces, region, call):
+                return self._unwritten(rank, work, region, call)
+            for piece in pieces:
+                if piece[2].kind != kind or piece[2].shift != first - region.offset:
+                    what = "the blocks of b" if kind == SECOND else "the operand"
+                    message = f"must multiply bytes from {first} on of {what}; it reads {_told(piece)}"
+                    return self._refuse(rank, work, call, region, message)
+        taken = self.sums.take((rank, work.launch, work.role), step, [(step.at, step.at + step.k)])
+        return self._summed(rank, work, step, call, taken)
+
+    def _summed(self, rank: int, work: Work, step: Contract, call: int, wrong: str | None) -> Counterexample | None:
+        if wrong is not None:
+            return self._refuse(rank, work, call, step.segment, wrong)
+        if step.last:
+            self._contents(step.out.rank, step.out.buffer, call).write(0, step.out.size, Value(PRODUCT, 0, call))
+        return None
+
     def _read(self, region: Region, call: int) -> list[Piece]:
         return list(self._contents(region.rank, region.buffer, call).pieces(region.offset, region.end))
 
@@ -328,7 +379,7 @@ def _say(value: Value, low: int, high: int) -> str:
         return f"another input of call {value.call}"
     if value.kind == ZERO:
         return f"zeros of call {value.call}"
-    what = {OPERAND: "the operand", PRODUCT: "the product", PART: "the parts of the product",
+    what = {SECOND: "the blocks of b", OPERAND: "the operand", PRODUCT: "the product", PART: "the parts of the product",
             CARRIED: "the sum on its way"}[value.kind]
     if value.ranks:
         what += f" of ranks {', '.join(map(str, value.ranks))}"

@@ -8,9 +8,11 @@ from math import prod
 from typing import Any
 
 from tilescale.schedules.boxes import Box, Grids, axes, box_of, grid_of, meet, remaining, span, whole_of
+from tilescale.schedules.contracting import Problem, check_contract, check_groups
 from tilescale.schedules.plan import (
     Buffer,
     Clear,
+    Contract,
     Copy,
     Gemm,
     Launch,
@@ -44,6 +46,8 @@ def accesses(step: Step) -> tuple[tuple[Region, bool], ...]:
         return ((step.dst, True),)
     if isinstance(step, Sum):
         return (*((src, False) for src in (*step.srcs, *step.extras)), (step.dst, True))
+    if isinstance(step, Contract):  # a group stores tile by tile, as early as in its first step
+        return ((step.a, False), (step.b, False), *(((step.out, True),) if step.first else ()))
     if isinstance(step, Gemm):
         return (*((src, False) for src in (step.a, step.b, *step.extras)), (step.out, True))
     if isinstance(step, Ragged):
@@ -84,6 +88,9 @@ def describe(step: Step) -> str:
         return f"Sum of {', '.join(map(_region, step.srcs))} to {_region(step.dst)}{_then(step)}"
     if isinstance(step, Gemm):
         return f"Gemm {step.m}x{step.n}x{step.k} of {_region(step.a)} to {_region(step.out)}{_then(step)}"
+    if isinstance(step, Contract):
+        place = "".join(word for word, there in ((", first", step.first), (", last", step.last)) if there)
+        return f"Contract {step.m}x{step.n}x{step.k} of {_region(step.segment)} from {step.at}{place}"
     if isinstance(step, Ragged):
         return f"Ragged {step.task} for rank {step.peer}"
     if isinstance(step, Signal):
@@ -154,6 +161,10 @@ def _check_goal(plan: Plan) -> Counterexample | None:
     if goal.ragged:
         return None
     starts = goal.starts
+    if goal.mesh[0] and (goal.mesh[0] * goal.mesh[1] != plan.world or len({b - a for a, b in pairwise(starts)}) != 1):
+        return Counterexample("structure", f"a mesh has equal blocks on all ranks; got {goal.mesh} and {starts}")
+    if goal.keeps and (roles.get(goal.keeps) != "output" or plan.buffer(goal.keeps).size != starts[-1]):
+        return Counterexample("structure", f"what holds the whole operand is an output of its size; got {goal.keeps}")
     if len(starts) != plan.world + 1 or starts[0] != 0 or any(a > b for a, b in pairwise(starts)):
         return Counterexample("structure", f"the goal needs one rising start a rank and the total; got {starts}")
     rows, rest = divmod(starts[-1], goal.row_bytes)
@@ -161,6 +172,8 @@ def _check_goal(plan: Plan) -> Counterexample | None:
     largest = max(b - a for a, b in pairwise(starts)) // goal.row_bytes * goal.output_row_bytes
     # Where nothing reaches a peer, each rank has the rows of its own shard.
     partly = goal.reduces or not any(b.peer_visible for b in plan.buffers)
+    if goal.contracts:
+        whole = size  # any number of rows: those of a local operand
     if rest or any(s % goal.row_bytes for s in starts) or size not in ((whole, largest) if partly else (whole,)):
         return Counterexample(
             "structure",
@@ -211,6 +224,9 @@ def _check_launch(rank: int, launch: Launch, seen: set[str]) -> Counterexample |
                 f"a role has at least one block, a copy engine or library call exactly one; got {role.blocks}",
                 Place(rank, launch.name, role.name),
             )
+        problem = check_groups(role)
+        if problem:
+            return _refuse(*problem, Place(rank, launch.name, role.name))
     return None
 
 
@@ -221,9 +237,6 @@ def places(plan: Plan) -> Iterator[tuple[Place, Role, Step]]:
             yield Place(rank, launch.name, role.name, number), role, step
 
 
-Problem = tuple[str, str]  # rule, message
-
-
 def check_steps(plan: Plan) -> Counterexample | None:
     """Bounds, peer visibility, ranks, counters, and shapes of every step."""
     buffers, grids = {b.name: b for b in plan.buffers}, Grids(plan)
@@ -232,6 +245,7 @@ def check_steps(plan: Plan) -> Counterexample | None:
         Reduce: _check_reduce,
         Clear: lambda plan, rank, step: None,
         Gemm: _check_gemm,
+        Contract: check_contract,
         Sum: _check_sum,
         MultimemStore: lambda plan, rank, step: _check_copy(plan, rank, step) or _check_multicast(plan, step, step.targets),
         MultimemReduce: _check_multimem_reduce,
@@ -379,6 +393,8 @@ def _check_wait(plan: Plan, rank: int, step: Wait) -> Problem | None:
 def _check_gemm(plan: Plan, rank: int, step: Gemm) -> Problem | None:
     goal, (m, n, k) = plan.goal, (step.m, step.n, step.k)
     row = goal.product_row_bytes
+    if goal.contracts:
+        return "gemm_shape", "where a contraction is gathered, products are parts of it"
     if min(m, n, k) < 1 or step.a.size != m * goal.row_bytes or step.out.size != m * row:
         return "gemm_shape", (
             f"a and out must be {m} rows of {goal.row_bytes} and {row} bytes; got "

@@ -39,7 +39,12 @@ class Shape:
 
 
 class RankPlan:
-    """Builds the launches of one rank."""
+    """Builds the launches of one rank.
+
+    `one_product`: all that arrives becomes one product, which waits for it itself, even beside copies on streams.
+    """
+
+    one_product = False
 
     def __init__(self, geo: Geometry, shape: Shape, rank: int) -> None:
         self.geo, self.shape, self.rank = geo, shape, rank
@@ -100,10 +105,10 @@ class RankPlan:
             steps.append(Signal(transfer.source, self.released))
         return tuple(steps)
 
-    def give(self, chunks: Sequence[Chunk], transfers: Sequence[Transfer]) -> list[Step]:
+    def give(self, chunks: Sequence[Chunk], transfers: Sequence[Transfer], local: bool) -> list[Step]:
         """Put what is pushed: each transfer, or where a switch hands on each of `chunks` once, to all ranks."""
         if not self.shape.multicast:
-            return [step for t in transfers for step in (*self.before(t), *self.move(t), *self.after(t, local=True))]
+            return [step for t in transfers for step in (*self.before(t), *self.move(t), *self.after(t, local))]
         steps: list[Step] = []
         for chunk in chunks:
             if chunk.rows:
@@ -139,7 +144,28 @@ class RankPlan:
         landed = self.geo.gathered(self.rank, transfer.source, chunk)
         return [self.geo.consume(self.rank, transfer.source, chunk, landed)] if chunk.rows else []
 
+    def kept(self, transfers: Sequence[Transfer], waits: bool) -> list[Step]:
+        """Copies of what has been received to the output that holds it, where there is one."""
+        steps: list[Step] = []
+        for t in transfers if self.geo.keeps else ():
+            copies = self.geo.keep(self.rank, t.source, self.chunk_of(t))
+            steps += [*([Wait(self.arrived(t.source, t.chunk), self.gang)] if waits and copies else []), *copies]
+        return steps
+
+    def keep_own(self) -> list[Step]:
+        return [*self.geo.keep(self.rank, self.rank, self.geo.whole(self.rank))] if self.geo.keeps else []
+
     # -- launches ------------------------------------------------------------------------------------------------------
+    def copies(self, name: str, stream: int, steps: Sequence[Step]) -> None:
+        """Launches that wait and copy, by blocks or by a copy engine."""
+        if steps and not self.shape.engine:
+            self.add(name, stream, [Role(name, "blocks", self.gang, tuple(steps))])
+        for i, step in enumerate(steps if self.shape.engine else ()):
+            if isinstance(step, Wait):
+                self.small(f"{name}.{i}.wait", stream, [step])
+            else:
+                self.host_copy(f"{name}.{i}", stream, [step])
+
     def add(self, name: str, stream: int, roles: Sequence[Role], after: Sequence[str] = (), *, work: bool = False,
             family: str = "copy") -> str:
         """Append a launch of blocks, sized for the work it holds."""
@@ -219,10 +245,12 @@ def _gang_steps(plan: RankPlan, gang: int) -> list[Step]:
     if not geo.gathers and gang == 0:
         steps += plan.own_rows()
     if geo.push:
-        steps += plan.give(plan.own_chunks[gang::depth], plan.outgoing[gang::depth])
+        steps += plan.give(plan.own_chunks[gang::depth], plan.outgoing[gang::depth], local=True)
     else:
         for transfer in plan.incoming[gang::depth]:
             steps += [*plan.before(transfer), *plan.move(transfer), *plan.after(transfer, local=True)]
+    kept = plan.kept(plan.incoming[gang::depth], waits=geo.push)  # what was pulled, its own blocks have copied
+    steps += [*(plan.keep_own() if gang == 0 else []), *kept]
     if not geo.push and geo.symmetric and gang == 0:
         steps.append(plan.wait_released())
     return steps
@@ -233,6 +261,9 @@ def _engine_streams(plan: RankPlan) -> None:
     _engine_staging(plan)
     transfers = plan.outgoing if plan.geo.push else plan.incoming
     _engine_transfers(plan, transfers, [1 + i % plan.shape.depth for i in range(len(transfers))], local=True)
+    plan.copies("keep.own", 1, plan.keep_own())
+    for i, t in enumerate(plan.incoming):
+        plan.copies(f"keep.{t.source}.{t.chunk}", 1 + i % plan.shape.depth, plan.kept([t], waits=plan.geo.push))
 
 
 def _engine_transfers(plan: RankPlan, transfers: Sequence[Transfer], streams: Sequence[int], local: bool) -> str:
@@ -270,13 +301,23 @@ def lower_chunked(plan: RankPlan) -> None:
     """Copies on `depth` streams, chunk by chunk; work on stream 0 as chunks have arrived from every rank."""
     geo, shape = plan.geo, plan.shape
     _stage_chunks(plan, [1 + c.index % shape.depth for c in plan.own_chunks])
-    plan.work("own", 0, plan.own_rows())
+    if not plan.one_product:
+        plan.work("own", 0, plan.own_rows())
+    plan.copies("keep.own", 1, plan.keep_own())
     for chunk in range(geo.max_chunks):
-        tail = _communicate(plan, chunk, 1 + chunk % shape.depth)
+        tail = _communicate(plan, chunk, 1 + chunk % shape.depth, plan.one_product)
+        if plan.one_product:
+            continue
         _receive(plan, chunk, [chunk])
         if geo.gathers:
             received = [step for t in plan.incoming if t.chunk == chunk for step in plan.received_rows(t)]
             plan.work(f"work.{chunk}", 0, received, [tail] if tail and not geo.push else ())
+    for chunk in range(geo.max_chunks):
+        arriving = [t for t in plan.incoming if t.chunk == chunk]
+        plan.copies(f"keep.{chunk}", 1 + chunk % shape.depth, plan.kept(arriving, waits=geo.push))
+    if plan.one_product:
+        role = Role("work", "blocks", shape.work_blocks, tuple(plan.segments(waits=True)))
+        plan.add("work", 0, [role], work=True, family="gemm")
     _release(plan)
     plan.finish()
 
@@ -295,6 +336,7 @@ def lower_none(plan: RankPlan) -> None:
     for number in range(geo.max_chunks):
         _communicate(plan, number, 0)
     _receive(plan, 0, range(geo.max_chunks))
+    plan.copies("keep", 0, [*plan.keep_own(), *plan.kept(plan.incoming, waits=False)])
     if gathered and geo.total:
         everything = Chunk(0, 0, geo.total)
         operand = geo.gathered(plan.rank, 0, everything)
@@ -324,22 +366,22 @@ def _stage_chunks(plan: RankPlan, streams: Sequence[int]) -> None:
             plan.add(name, stream, [Role(name, "blocks", plan.gang, steps)])
 
 
-def _communicate(plan: RankPlan, chunk: int, stream: int) -> str:
+def _communicate(plan: RankPlan, chunk: int, stream: int, local: bool = False) -> str:
     """All transfers of the chunks of one number on `stream`; the name of the launch after which they are complete, "" where
-    there are none."""
+    there are none. `local`: see RankPlan.after."""
     transfers = [t for t in (plan.outgoing if plan.geo.push else plan.incoming) if t.chunk == chunk]
     name = f"comm.{chunk}"
     if not transfers:
         return ""
     before = [s for t in transfers for s in plan.before(t)]
-    after = [s for t in transfers for s in plan.after(t, local=False)]
+    after = [s for t in transfers for s in plan.after(t, local)]
     if not plan.shape.engine:
         steps: list[Step] = []
         if plan.geo.push:
-            steps += plan.give([c for c in plan.own_chunks if c.index == chunk], transfers)
+            steps += plan.give([c for c in plan.own_chunks if c.index == chunk], transfers, local)
         else:
             for t in transfers:
-                steps += [*plan.before(t), *plan.move(t), *plan.after(t, local=False)]
+                steps += [*plan.before(t), *plan.move(t), *plan.after(t, local)]
         return plan.add(name, stream, [Role(name, "blocks", plan.gang, tuple(steps))])
     if plan.shape.algorithm.forwards:
         return _engine_transfers(plan, transfers, [stream] * len(transfers), local=False)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from tilescale.schedules.extras import NO_EXTRAS, Extras, extras_of
-from tilescale.schedules.plan import Buffer, Copy, Gemm, Goal, Region
+from tilescale.schedules.plan import Buffer, Contract, Copy, Gemm, Goal, Region
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
 from tilescale.spec.tensor import shard_sizes
+
+KEPT = "gathered"  # the output that holds what was gathered
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,8 @@ class Geometry:
     `held`: rows of every rank's shard, by DTensor's rule: the last ones may be smaller, or empty, so that shards follow
     each other as if all had `rows`, those of the first. `row_bytes`, `output_row_bytes`: bytes of a row. `n`, `k`: columns
     of the local product and its contraction, 0 where nothing is multiplied. `symmetric`: peers may read the operand where
-    the caller holds it. `extras`: what products read besides, and their epilogues.
+    the caller holds it. `extras`: what products read besides, and their epilogues. `keeps`: what is gathered before a
+    product is an output too.
     """
 
     held: tuple[int, ...]
@@ -41,6 +44,7 @@ class Geometry:
     symmetric: bool
     chunk_rows: int
     extras: Extras = NO_EXTRAS
+    keeps: bool = False
 
     @property
     def world(self) -> int:
@@ -89,6 +93,8 @@ class Geometry:
             found.append(Buffer("b", "input", self.b_bytes))
         found += self.extras.buffers
         found.append(Buffer("out", "output", self.total * self.output_row_bytes))
+        if self.keeps:
+            found.append(Buffer(KEPT, "output", self.total * self.row_bytes))
         if self.gathers:
             found.append(Buffer("gather", "workspace", self.total * self.row_bytes, self.push, 2 if self.push else 1))
         if self.stages:
@@ -113,7 +119,7 @@ class Geometry:
         size = self.output_row_bytes
         return Region("out", rank, (source * self.rows + chunk.first) * size, chunk.rows * size)
 
-    def consume(self, rank: int, source: int, chunk: Chunk, operand: Region) -> Copy | Gemm:
+    def consume(self, rank: int, source: int, chunk: Chunk, operand: Region) -> Copy | Gemm | Contract:
         """The step that turns `operand`, the chunk of `source`, into output rows."""
         target = self.output(rank, source, chunk)
         if not self.computes:
@@ -121,13 +127,20 @@ class Geometry:
         return Gemm(operand, Region("b", rank, 0, self.b_bytes), target, chunk.rows, self.n, self.k,
                     self.extras.regions(target), self.extras.then)
 
+    def keep(self, rank: int, source: int, chunk: Chunk) -> list[Copy]:
+        """The step that takes the chunk of `source` to the output that holds what was gathered; of an empty one none."""
+        landed = self.own(rank, chunk) if source == rank else self.gathered(rank, source, chunk)
+        at = source * self.shard_bytes + chunk.first * self.row_bytes
+        return [Copy(landed, Region(KEPT, rank, at, landed.size))] if chunk.rows else []
+
     def whole(self, rank: int) -> Chunk:
         """The shard of a rank as one chunk."""
         return Chunk(0, 0, self.held[rank])
 
     def goal(self) -> Goal:
         starts = tuple(sum(self.held[:source]) * self.row_bytes for source in range(self.world + 1))
-        return self.extras.goal(Goal("a", "out", starts, self.row_bytes, self.output_row_bytes, self.computes))
+        goal = Goal("a", "out", starts, self.row_bytes, self.output_row_bytes, self.computes)
+        return self.extras.goal(replace(goal, keeps=KEPT if self.keeps else ""))
 
 
 def cut(rows: int, chunk_rows: int) -> tuple[Chunk, ...]:
@@ -149,4 +162,10 @@ def geometry(spec: Spec, schedule: Schedule) -> Geometry:
     return Geometry(
         held=shard_sizes(operand.sizes[0], spec.world), row_bytes=row_elements * operand.itemsize,
         output_row_bytes=output_row, n=n, k=k, b_bytes=b_bytes, push=schedule.direction == "push",
-        symmetric=spec.placement == "symmetric", chunk_rows=schedule.chunk_rows, extras=extras_of(spec))
+        symmetric=spec.placement == "symmetric", chunk_rows=schedule.chunk_rows, extras=extras_of(spec),
+        keeps=bool(spec.attribute("gathered")))
+
+
+def gathers_everywhere(spec: Spec) -> bool:
+    """Whether all ranks receive the rows of all, for one product at most: what stores through a switch are for."""
+    return spec.op in ("all_gather", "ag_gemm") and len(spec.inputs) <= 2 and not spec.attribute("gathered", 0)

@@ -12,6 +12,7 @@ from tilescale.schedules.ragged import ragged
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import sums
 from tilescale.schedules.transports import TRANSPORTS
+from tilescale.spec.contraction import in_blocks
 from tilescale.spec.op import Spec
 
 Value = str | int
@@ -75,8 +76,8 @@ def _moves(spec: Spec, chosen: Partial) -> bool:
 
 
 def _chunked(spec: Spec, chosen: Partial) -> bool:
-    """Whether rows are cut into chunks; how many rows there are of ragged ones is not known."""
-    return chosen["overlap"] != "none" and not ragged(spec)
+    """Whether rows are cut into chunks; how many rows there are of ragged ones is not known, and blocks are whole."""
+    return chosen["overlap"] != "none" and not ragged(spec) and not in_blocks(spec)
 
 
 def _sends(spec: Spec, chosen: Partial) -> bool:
@@ -94,6 +95,8 @@ def _scoped(spec: Spec, chosen: Partial) -> bool:
     """Whether the threads of blocks copy, and nothing multiplies beside them: only then may they be what binds."""
     if not _blocks_copy(spec, chosen) or chosen["transport"] != "peer_copy" or _computes(spec, chosen):
         return False
+    if ragged(spec):  # of which warps move rows
+        return False
     if not sums(spec):
         return True
     if chosen["algorithm"] == "ring":  # sums are stored by those who add; only complete ones are passed on
@@ -108,7 +111,9 @@ def _streams(spec: Spec, chosen: Partial) -> bool:
 
 
 def _algorithms(spec: Spec) -> tuple[Value, ...]:
-    """Those that carry out the move of the operation; where nothing moves there is no choice."""
+    """Those that carry out the move of the operation; where nothing moves there is no choice. Cannon's shifts are rings."""
+    if in_blocks(spec):
+        return ("ring",) if spec.attribute("algorithm") == "cannon" else ("direct",)
     found = [a for a in ALGORITHMS if spec.operation.compute == "gemm" or not a.computes]
     return tuple(a.name for a in found if any(move.kind in a.moves for move in spec.operation.moves)) or ("direct",)
 

@@ -8,11 +8,13 @@ from tilescale.errors import ScheduleError, SpecError, nearest
 from tilescale.schedules import tile
 from tilescale.schedules.algorithms import ALGORITHMS
 from tilescale.schedules.exchanges import exchange_of, exchanges
+from tilescale.schedules.geometry import gathers_everywhere
 from tilescale.schedules.knob import BY_NAME
 from tilescale.schedules.ragged import ragged, ragged_geometry
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import sums
 from tilescale.schedules.transports import TRANSPORTS
+from tilescale.spec.contraction import contracts, in_blocks, in_whole_shards
 from tilescale.spec.op import Spec
 
 DIRECTIONS = ("push", "pull")
@@ -45,10 +47,14 @@ def check(spec: object, schedule: object) -> None:
         _check_number(schedule, name, low)
     _check_algorithm(known, schedule)
     if not known.local:
-        _check_copying(schedule, _sends(known, schedule), not ragged(known))
+        _check_copying(schedule, _sends(known, schedule), not ragged(known) and not in_blocks(known))
     if known.operation.compute == "gemm":
         _check_product(schedule)
         _check_rows(known, schedule)
+    if contracts(known):
+        _check_contraction(known, schedule)
+    if in_blocks(known):
+        _check_blocks(schedule)
 
 
 def _check_names(s: Schedule) -> None:
@@ -83,7 +89,7 @@ def _check_algorithm(spec: Spec, s: Schedule) -> None:
         _check_exchange(spec, s)
     wanted = "pull" if sums(spec) else "push"
     if TRANSPORTS[s.transport].multicast and not spec.local and (
-            exchanges(spec) or ragged(spec) or s.direction != wanted):
+            not (sums(spec) or gathers_everywhere(spec)) or s.direction != wanted):
         raise ScheduleError("multimem pushes what all ranks receive, and pulls sums over all ranks",
                             f"{spec.op}, direction={s.direction!r}", f"use direction={wanted!r}, or another transport")
     if s.algorithm == "ring" and (s.direction != "push" or TRANSPORTS[s.transport].multicast):
@@ -140,6 +146,9 @@ def _check_ragged(spec: Spec, s: Schedule) -> None:
         raise ScheduleError("rows whose number the device alone knows are moved in one kernel, by peer_copy",
                             f"{spec.op}, transport={s.transport!r}, overlap={s.overlap!r}",
                             "use transport='peer_copy', overlap='none' or 'fused'")
+    if s.copy_scope != "block":
+        raise ScheduleError("warps move rows whose number the device alone knows",
+                            f"{spec.op}, copy_scope={s.copy_scope!r}", "use copy_scope='block'")
     share = spec.topology.sm_share
     if s.overlap == "fused" and s.num_comm_blocks >= share:
         raise ScheduleError(f"a gang beside the one that sends has some of {share} SMs",
@@ -163,6 +172,29 @@ def _check_copying(s: Schedule, sends: bool, chunks: bool) -> None:
                             f"num_comm_blocks={s.num_comm_blocks}, depth={s.depth}", "make depth divide num_comm_blocks")
     if not blocks and s.num_comm_blocks:
         raise ScheduleError(f"{s.transport} uses no blocks to copy", f"num_comm_blocks={s.num_comm_blocks}", "set it to 0")
+
+
+def _check_blocks(s: Schedule) -> None:
+    given = f"direction={s.direction!r}, overlap={s.overlap!r}, transport={s.transport!r}, compute={s.compute!r}"
+    pushed = s.direction == "push" and TRANSPORTS[s.transport].agent == "blocks"
+    if not pushed or s.overlap == "chunked" or s.compute != "generated":
+        raise ScheduleError("blocks of matrices are pushed by blocks of a kernel, and multiplied in it or behind it", given,
+                            "use direction='push', overlap='fused' or 'none', transport='peer_copy' or 'tma'")
+    if s.chunk_rows:
+        raise ScheduleError("blocks of matrices travel whole", f"chunk_rows={s.chunk_rows}", "set chunk_rows=0")
+
+
+def _check_contraction(spec: Spec, s: Schedule) -> None:
+    if s.compute == "library" and (s.overlap != "none" or in_whole_shards(spec)):
+        raise ScheduleError("a library call takes a whole contraction, gathered as rows",
+                            f"{spec.label}, overlap={s.overlap!r}",
+                            "use overlap='none' where the contraction is the outer dimension, or compute='generated'")
+    if s.overlap == "chunked" and TRANSPORTS[s.transport].agent != "blocks":
+        raise ScheduleError("a contraction chunked on streams is copied by blocks", f"transport={s.transport!r}",
+                            "use overlap='fused', or transport='peer_copy' or 'tma'")
+    if s.compute == "generated" and s.chunk_rows % s.block_k:
+        raise ScheduleError("a chunk of a contraction is made of whole blocks of it",
+                            f"chunk_rows={s.chunk_rows}, block_k={s.block_k}", "make block_k divide chunk_rows")
 
 
 def _check_product(s: Schedule) -> None:

@@ -7,6 +7,8 @@ from functools import lru_cache
 
 from tilescale.schedules import legal, tile
 from tilescale.schedules.algorithms import ALGORITHMS
+from tilescale.schedules.blocks import BlockShape, block_plans, blocks_of
+from tilescale.schedules.contraction import ContractionPlan, contraction
 from tilescale.schedules.exchange import ExchangePlan, ExchangeShape, exchange_fused, exchange_none
 from tilescale.schedules.exchange import counters as exchange_counters
 from tilescale.schedules.exchanges import exchange_geometry, exchanges
@@ -20,6 +22,7 @@ from tilescale.schedules.ring import RingPlan, ring_sums
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import RingGeometry, geometry_of, sums
 from tilescale.schedules.transports import TRANSPORTS
+from tilescale.spec.contraction import contracts, in_blocks
 from tilescale.spec.op import Spec
 
 COPY_THREADS = 512
@@ -111,6 +114,16 @@ def _exchange_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
                 sm_share=share, smem_limit=spec.topology.gpu.smem_bytes)
 
 
+def _block_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
+    geo, transport = blocks_of(spec), TRANSPORTS[schedule.transport]
+    shape = BlockShape(
+        algorithm=ALGORITHMS[schedule.algorithm], fused=schedule.overlap == "fused", depth=schedule.depth,
+        comm_blocks=schedule.num_comm_blocks, work_blocks=work_blocks(spec, schedule, share), copy_threads=COPY_THREADS,
+        copy_shared=transport.shared_bytes + WINDOW_BYTES)
+    return Plan(op=spec.op, buffers=geo.buffers(), counters=geo.rows + geo.cols, ranks=tuple(block_plans(geo, shape)),
+                goal=geo.goal(), sm_share=share, smem_limit=spec.topology.gpu.smem_bytes)
+
+
 @lru_cache(maxsize=256)
 def _structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
     """The plan but for the sizes of kernels that multiply."""
@@ -120,7 +133,9 @@ def _structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
         return ragged_structure(spec, schedule, share)
     if exchanges(spec):
         return _exchange_structure(spec, schedule, share)
-    geo = geometry(spec, schedule)
+    if in_blocks(spec):
+        return _block_structure(spec, schedule, share)
+    geo = contraction(spec, schedule) if contracts(spec) else geometry(spec, schedule)
     transport = TRANSPORTS[schedule.transport]
     shape = Shape(
         algorithm=ALGORITHMS[schedule.algorithm], order=schedule.chunk_order, overlap=schedule.overlap,
@@ -129,7 +144,7 @@ def _structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
         copy_shared=transport.shared_bytes + WINDOW_BYTES, work_threads=0, work_shared=0, multicast=transport.multicast)
     ranks = []
     for rank in range(spec.world):
-        plan = RankPlan(geo, shape, rank)
+        plan = (ContractionPlan if contracts(spec) else RankPlan)(geo, shape, rank)
         _OVERLAPS[schedule.overlap](plan)
         ranks.append(tuple(plan.launches))
     gpu = spec.topology.gpu

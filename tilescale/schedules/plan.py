@@ -170,6 +170,42 @@ class MultimemReduce(Sum):
 
 
 @dataclass(frozen=True)
+class Contract:
+    """Adds `a` (m x k) times `b` (k x n) to the running sums of `out` (m x n), for a segment of the contraction.
+
+    The operand number `gathered` (0: a) is that segment alone, k rows of the operand of Goal; the other one is the whole
+    local operand, of which the segment begins at index `at` of the contraction. With `gathered` 2, of block matrices, both
+    are segments. The steps of a role from one that is `first` to the next that is `last` are a group, between which it only
+    waits: blocks keep the sums of a tile in registers and walk the group tile by tile, so the last one says when all of
+    `out` is stored, rounded once.
+    """
+
+    a: Region
+    b: Region
+    out: Region
+    m: int
+    n: int
+    k: int
+    at: int
+    gathered: int
+    first: bool = False
+    last: bool = False
+
+    @property
+    def segment(self) -> Region:
+        return self.b if self.gathered == 1 else self.a
+
+    @property
+    def local(self) -> Region:
+        return self.a if self.gathered else self.b
+
+    @property
+    def width(self) -> int:
+        """Elements of the gathered operand at an index of the contraction."""
+        return self.n if self.gathered == 1 else self.m
+
+
+@dataclass(frozen=True)
 class Ragged:
     """A part of an operation whose sizes are known on the device alone; `task` is one of ragged.TASKS, which say what each
     reads and writes. Regions are what may be touched at most, in the order that the task fixes; blocks of the role share
@@ -184,7 +220,7 @@ class Ragged:
     expected: int = 0
 
 
-Step = Copy | Reduce | Clear | Signal | Wait | Gemm | Sum | Ragged | MultimemStore | MultimemReduce
+Step = Copy | Reduce | Clear | Signal | Wait | Gemm | Sum | Contract | Ragged | MultimemStore | MultimemReduce
 
 
 @dataclass(frozen=True)
@@ -251,8 +287,11 @@ class Goal:
     of the whole sum from `starts[r]` on (all of them where it is as large as the whole). So does an output without sums
     that is smaller than the whole: it derives from the operand of its rank. `part_row_bytes`: where products are parts of
     a sum and no output yet, the size of one of their rows; else 0. `scattered`: the output of a rank is its own rows even
-    where those are all there are. `then`: epilogues that every row of the output has had, in this order, once it was
-    complete. `extras`: the inputs that these, or the operation itself, read, in the order of Spec.extras. `ragged`:
+    where those are all there are. `contracts`: rows of the operand are indices of a contraction, and the output of a rank
+    is one product over all of them, each once, with its whole local operand. `then`: epilogues that every row of the
+    output has had, in this order, once it was complete. `extras`: the inputs that these, or the operation itself, read, in
+    the order of Spec.extras. `keeps`: the output that holds the whole operand, "" where none does.
+    `mesh`: of block matrices, its rows and columns; "a" and "b" are then blocks, and starts count those of a. `ragged`:
     what outputs hold is known on the device alone (see ragged_flow.py).
     """
 
@@ -265,6 +304,9 @@ class Goal:
     reduces: bool = False
     part_row_bytes: int = 0
     scattered: bool = False
+    contracts: bool = False
+    keeps: str = ""
+    mesh: tuple[int, int] = (0, 0)
     pieces: tuple[tuple[Region, Region], ...] = ()
     then: tuple[str, ...] = ()
     extras: tuple[Extra, ...] = ()
@@ -277,7 +319,7 @@ class Goal:
 
     def output_span(self, rank: int, size: int) -> tuple[int, int]:
         """First byte of the whole output that the output of `rank` (a buffer of `size` bytes) holds, and how many."""
-        if self.pieces or self.ragged:
+        if self.pieces or self.contracts or self.ragged:
             return 0, size
         whole = self.starts[-1] // self.row_bytes * self.output_row_bytes
         if size == whole and not self.scattered:

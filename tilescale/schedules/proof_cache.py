@@ -25,6 +25,7 @@ RECENT = 128  # plans
 SOURCES = (
     "agents.py",
     "boxes.py",
+    "contracting.py",
     "coverage.py",
     "dataflow.py",
     "following.py",

@@ -14,8 +14,23 @@ from math import gcd
 
 from tilescale import canon
 from tilescale.schedules.boxes import Grids, pitches, walk_of
+from tilescale.schedules.contracting import BOTH
 from tilescale.schedules.footprint import accesses, counter_totals
-from tilescale.schedules.plan import Buffer, Copy, Gemm, Plan, Ragged, Reduce, Region, Role, Signal, Step, Sum, Wait
+from tilescale.schedules.plan import (
+    Buffer,
+    Contract,
+    Copy,
+    Gemm,
+    Plan,
+    Ragged,
+    Reduce,
+    Region,
+    Role,
+    Signal,
+    Step,
+    Sum,
+    Wait,
+)
 
 Form = tuple[object, ...]
 
@@ -50,6 +65,9 @@ def protocol(plan: Plan) -> Form:
         plan.goal.computes,
         plan.goal.reduces,
         plan.goal.scattered,
+        plan.goal.contracts,
+        numbers.get(plan.goal.keeps, -1),
+        plan.goal.mesh,
         plan.goal.part_row_bytes > 0,
         tuple(units.scale(plan.goal.operand, s) for s in plan.goal.starts),
         *(units.region(region, numbers) for piece in plan.goal.pieces for region in piece),
@@ -66,11 +84,16 @@ class _Units:
     def __init__(self, plan: Plan) -> None:
         goal = plan.goal
         self.local = {step.b.buffer for _, step in _steps(plan) if isinstance(step, Gemm)}
+        contracts = [step for _, step in _steps(plan) if isinstance(step, Contract)]
+        self.local |= {step.out.buffer for step in contracts}  # always whole
+        self.local |= {step.local.buffer for step in contracts if step.gathered != BOTH}
+        self.operand, self.row = goal.operand, goal.row_bytes
         rows = {b.name: goal.row_bytes for b in plan.buffers} | _product_rows(plan)
         self.local |= {extra.buffer for extra in goal.extras if not extra.row_bytes}  # read whole: check_steps has seen it
         rows |= {extra.buffer: extra.row_bytes for extra in goal.extras if extra.row_bytes}
         grain = 0
         lengths = [(goal.operand, s) for s in goal.starts]
+        lengths += [(goal.operand, step.at * goal.row_bytes) for step in contracts]
         lengths += [(b.name, b.size) for b in plan.buffers if b.name not in self.local]
         regions = [region for _, step in _steps(plan) for region, _ in accesses(step)]
         for region in (*regions, *(region for piece in goal.pieces for region in piece)):
@@ -92,6 +115,10 @@ class _Units:
 
     def whole(self, buffer: str, size: int) -> int:
         return 1 if buffer in self.local else self.scale(buffer, size)
+
+    def at(self, step: Contract) -> int:
+        """Where a segment begins, in units of the operand."""
+        return self.scale(self.operand, step.at * self.row)
 
     def grid(self, buffer: Buffer) -> Form:
         """The dimensions of a grid, the innermost in units."""
@@ -183,6 +210,7 @@ def _step(step: Step, units: _Units, numbers: dict[str, int], free: frozenset[tu
     return (
         type(step).__name__.lower(),
         *((step.dst.size == step.srcs[0].size,) if isinstance(step, Sum) else ()),  # decides how blocks share it
+        *((step.gathered, units.at(step), step.first, step.last) if isinstance(step, Contract) else ()),
         *((step.then,) if isinstance(step, Gemm | Sum) and step.then else ()),
         *((step.carried, step.out) if isinstance(step, Sum) and _travels(step) else ()),
         *((step.task, step.peer) if isinstance(step, Ragged) else ()),
@@ -271,6 +299,8 @@ class _View:
         if isinstance(step, Wait):
             return ("wait", self.counter(rank, step.counter), step.value)
         regions = [self.region(region) for region, _ in accesses(step)]
+        if isinstance(step, Contract):
+            return ("contract", step.gathered, step.first, step.last, *regions)
         if isinstance(step, Sum) and not step.carried:
             # The order of the sources is no part of it: every rank adds in the same order.
             regions = [*sorted(regions[:-1]), regions[-1], (step.dst.size == step.srcs[0].size,)]

@@ -13,7 +13,17 @@ from tilescale.schedules.agents import CALLER, Model, Work
 from tilescale.schedules.boxes import Box, Grids, grid_of, meet, span, walk_of
 from tilescale.schedules.footprint import accesses
 from tilescale.schedules.order import needs
-from tilescale.schedules.plan import Buffer, Gemm, MultimemReduce, MultimemStore, Ragged, Reduce, Step, Sum
+from tilescale.schedules.plan import (
+    Buffer,
+    Contract,
+    Gemm,
+    MultimemReduce,
+    MultimemStore,
+    Ragged,
+    Reduce,
+    Step,
+    Sum,
+)
 
 Ints = npt.NDArray[np.int64]
 CHUNK = 1 << 22  # entries of one overlap matrix
@@ -55,7 +65,7 @@ def shared_by_bytes(step: Step) -> bool:
         return False
     if isinstance(step, Sum):
         return step.dst.size == step.srcs[0].size and not step.carried
-    return not isinstance(step, Gemm | Ragged)
+    return not isinstance(step, Gemm | Contract | Ragged)
 
 
 def footprints(model: Model) -> Memory:

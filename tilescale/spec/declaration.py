@@ -133,6 +133,17 @@ class Spec:
         return operation.limits(self) or epilogue_limits(self) or _empty_limits(self)
 
     @property
+    def outputs(self) -> tuple[tuple[str, Tensor], ...]:
+        """Names and tensors of what a call returns, in order: the output, "out", and what comes beside it."""
+        return (("out", self.output), *self.operation.beside(self))
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Columns of each product on a rank, where several B lie side by side; () where there is one."""
+        found = self.attribute("columns")
+        return tuple(int(size) // self.world for size in str(found).split(",")) if found else ()
+
+    @property
     def kernels(self) -> bool:
         """Whether schedules with kernels exist for it."""
         return not self.without_kernels

@@ -17,7 +17,7 @@ from tilescale.spec.derive import derive
 from tilescale.spec.epilogue import EPILOGUES
 from tilescale.spec.ranks import resolve
 from tilescale.spec.tensor import Dim, Tensor, as_dtype
-from tilescale.spec.views import BlockView, FullRow, PartialView, ReplicateView, Shard, View, as_view
+from tilescale.spec.views import BlockView, PartialView, ReplicateView, Shard, View, as_view
 
 __all__ = ["Spec", "linear", "matmul", "moe_combine", "moe_dispatch", "redistribute", "shift"]
 
@@ -30,7 +30,7 @@ FACTORS = ("bfloat16", "float16", "float32", *FP8, "int8")
 
 def matmul(
     a: Tensor,
-    b: Tensor,
+    b: Tensor | Sequence[Tensor],
     out: object,
     topology: object,
     *,
@@ -40,21 +40,32 @@ def matmul(
     then: Sequence[str] = (),
     algorithm: str | None = None,
     partial_dtype: object = None,
+    gathered: bool = False,
 ) -> Spec:
     """C = A B with A (M, K), B (K, N), and ``out`` the view of C (M, N), which is row-major.
 
     ``out_dtype``: that of A by default (bfloat16 for fp8, int32 for int8); products accumulate in fp32 (int32).
     ``algorithm``: for Block views "summa" (default) or "cannon" (square mesh). ``partial_dtype``: for gemm_rs and
     gemm_ar, a type that the product of every rank may be rounded to before products are summed, which sends fewer bytes;
-    None: sums over ranks are in fp32 and rounded once.
+    None: sums over ranks are in fp32 and rounded once. ``gathered``: for ag_gemm, return all of A too, behind C.
+
+    ``b`` may be several matrices (qkv, gate and up) of an ag_gemm: then a rank holds its columns of each side by side, as
+    one tensor, and a call returns a product for each, columns of one output.
     """
-    a, b = _matrix("A", a), _matrix("B", b)
+    several = tuple(b) if isinstance(b, Sequence) else ()
+    a, b = _matrix("A", a), _side_by_side(several) if isinstance(b, Sequence) else _matrix("B", b)
     _check_factors(a, b)
     dtype = WIDE.get(a.dtype, a.dtype) if out_dtype is None else as_dtype(out_dtype)
     c = Tensor((a.shape[0], _columns(b, then)), dtype, as_view(out))
     attributes: dict[str, Attribute] = {} if algorithm is None else {"algorithm": algorithm}
     if partial_dtype is not None:
         attributes["partial_dtype"] = as_dtype(partial_dtype)
+    if not isinstance(gathered, bool):
+        raise SpecError("gathered is True or False", repr(gathered), "leave it out for False")
+    if gathered:
+        attributes["gathered"] = 1
+    if several:
+        attributes["columns"] = ",".join(str(each.shape[1]) for each in several)
     spec = _declare("matmul", (a, b), c, topology, inputs, deterministic, then, attributes)
     if algorithm is not None and spec.op != "summa":
         raise SpecError("algorithm goes with Block views: summa or cannon", f"{spec.op}, algorithm={algorithm!r}",
@@ -62,6 +73,10 @@ def matmul(
     if partial_dtype is not None and spec.op not in WITH_PARTIALS:
         raise SpecError(f"partial_dtype goes with {' and '.join(WITH_PARTIALS)}, which sum products over ranks",
                         f"{spec.op}, partial_dtype={attributes['partial_dtype']}", "leave it out")
+    if gathered and spec.op != "ag_gemm":
+        raise SpecError("gathered goes with ag_gemm, which gathers rows of A", spec.op, "leave it out")
+    if several:
+        _check_several(spec, several)
     return spec
 
 
@@ -76,6 +91,7 @@ def linear(
     deterministic: bool = False,
     then: Sequence[str] = (),
     partial_dtype: object = None,
+    gathered: bool = False,
 ) -> Spec:
     """y = x w^T with x (M, K) and w as torch.nn.Linear holds it: (N, K), row-major.
 
@@ -84,7 +100,7 @@ def linear(
     w = _matrix("w", w)
     b = Tensor((w.shape[1], w.shape[0]), w.dtype, _flipped(w), "row" if w.order == "col" else "col")
     return matmul(x, b, out, topology, out_dtype=out_dtype, inputs=inputs, deterministic=deterministic, then=then,
-                  partial_dtype=partial_dtype)
+                  partial_dtype=partial_dtype, gathered=gathered)
 
 
 def redistribute(
@@ -159,7 +175,7 @@ def moe_dispatch(
     """
     tokens = _matrix("tokens", tokens)
     world = resolve(topology, (tokens,))[0].ranks
-    output = Tensor((world * tokens.sizes[0] * max(1, top_k), tokens.shape[1]), tokens.dtype, FullRow)
+    output = Tensor((world * tokens.sizes[0] * max(1, top_k), tokens.shape[1]), tokens.dtype, tokens.view)
     attributes: dict[str, Attribute] = {"experts": experts, "top_k": top_k, "routing": routing}
     return _declare("moe_dispatch", (tokens,), output, topology, inputs, deterministic, (), attributes)
 
@@ -182,7 +198,7 @@ def moe_combine(
     ``counts`` of the dispatch. ``routing``: as of ``moe_dispatch``.
     """
     expert_rows = _matrix("expert_rows", expert_rows)
-    output = Tensor((tokens, expert_rows.shape[1]), expert_rows.dtype, FullRow)
+    output = Tensor((tokens, expert_rows.shape[1]), expert_rows.dtype, expert_rows.view)
     attributes: dict[str, Attribute] = {"experts": experts, "top_k": top_k, "routing": routing}
     return _declare("moe_combine", (expert_rows,), output, topology, inputs, deterministic, (), attributes)
 
@@ -218,6 +234,34 @@ def _matrix(name: str, value: object) -> Tensor:
     if tensor.ndim != 2:
         raise SpecError(f"{name} is a matrix", tensor.label, "flatten the leading dimensions into one")
     return tensor
+
+
+def _side_by_side(several: tuple[Tensor, ...]) -> Tensor:
+    """B of several matrices: their columns behind each other."""
+    found = [_matrix(f"B {number}", each) for number, each in enumerate(several)]
+    if len(found) < 2:
+        raise SpecError("several B are at least two", f"{len(found)}", "give a single B as a Tensor")
+    first = found[0]
+    for each in found[1:]:
+        if (each.shape[0], each.dtype, each.view, each.order) != (first.shape[0], first.dtype, first.view, first.order):
+            raise SpecError("several B differ in their columns alone", f"{first.label} and {each.label}",
+                            "declare one operation for each")
+    if any(isinstance(size, Dim) for each in found for size in each.shape):
+        raise SpecError("several B have sizes in numbers", ", ".join(each.label for each in found), "bind their Dims")
+    return dataclasses.replace(first, shape=(first.shape[0], sum(each.sizes[1] for each in found)))
+
+
+def _check_several(spec: Spec, several: tuple[Tensor, ...]) -> None:
+    if spec.op != "ag_gemm":
+        raise SpecError("several B go with ag_gemm, whose A is gathered once for all", spec.op,
+                        "declare one operation for each")
+    uneven = [each.label for each in several if each.sizes[1] % spec.world]
+    if uneven:
+        raise SpecError("every one of several B has as many columns on every rank",
+                        f"{', '.join(uneven)} on {spec.world} ranks", "choose sizes that the ranks divide")
+    if any(name in EPILOGUES and EPILOGUES[name].halves for name in spec.then):
+        raise SpecError("products of several B keep their columns", ", ".join(spec.then),
+                        "declare one B whose columns alternate as the epilogue wants them")
 
 
 def _check_factors(a: Tensor, b: Tensor) -> None:

@@ -10,7 +10,7 @@ from tilescale.spec.tensor import Tensor
 INPUTS = ("a", "b")  # names of Spec.inputs, in order
 NUMBERS = "numbers"
 # Names that plans give to buffers of their own.
-TAKEN = (*INPUTS, "out", "gather", "staging", "partial", "inbox", "result", "routes")
+TAKEN = (*INPUTS, "out", "gather", "gathered", "staging", "partial", "inbox", "result", "routes", "column")
 
 
 @dataclass(frozen=True)

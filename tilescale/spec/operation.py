@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tilescale.spec.declaration import Spec
     from tilescale.spec.operand import Operand
     from tilescale.spec.result import Result
+    from tilescale.spec.tensor import Tensor
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ def _no_extras(spec: Spec) -> tuple[Operand, ...]:
     return ()
 
 
+def _nothing(spec: Spec) -> tuple[tuple[str, Tensor], ...]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Operation:
     """One operation.
@@ -47,8 +52,9 @@ class Operation:
     ``kernels``: whether kernels exist; where not, ``remedy`` says in a sentence what to do instead. ``limits(spec)``:
     a sentence why an operation with kernels has none for this spec, else "". ``holds(spec, rank)``: of an exchange, what
     ``rank`` receives; from this its schedules, proofs, checks and library path follow. ``extras(spec)``: operands beside
-    the inputs that the operation itself reads, such as scales; those of epilogues follow them. ``results(spec)``:
-    what it writes beside its output, into operands that callers pass.
+    the inputs that the operation itself reads, such as scales; those of epilogues follow them. ``beside(spec)``: names and
+    tensors that a call returns beside the output, as attributes of the declaration ask for. ``results(spec)``: what it
+    writes beside its output, into operands that callers pass.
     """
 
     name: str
@@ -63,6 +69,7 @@ class Operation:
     limits: Callable[[Spec], str] = _no_limit
     holds: Callable[[Spec, int], Result] | None = None
     extras: Callable[[Spec], tuple[Operand, ...]] = _no_extras
+    beside: Callable[[Spec], tuple[tuple[str, Tensor], ...]] = _nothing
     results: Callable[[Spec], tuple[Operand, ...]] = _no_extras
 
 

@@ -70,12 +70,17 @@ class Result:
         return len(self.terms) > 1
 
 
+def _nothing(spec: Spec, rank: int) -> tuple[Result, ...]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Kind:
-    """A kind of move (see Move) and the output that it gives a rank."""
+    """A kind of move (see Move) and the output that it gives a rank; ``beside``: the others of Spec.outputs."""
 
     name: str
     result: Callable[[Spec, int], Result]
+    beside: Callable[[Spec, int], tuple[Result, ...]] = _nothing
 
 
 RESULTS: Registry[Kind] = Registry("result of a kind of move", package="tilescale.spec.results")
@@ -85,7 +90,7 @@ def kind_of(spec: Spec) -> str:
     """Its kind of move, ``NO_MOVE`` for a local product. SpecError where no file says what the operation computes."""
     moves, compute = spec.operation.moves, spec.operation.compute
     kind = moves[0].kind if moves else NO_MOVE
-    if len(moves) > 1 or kind not in RESULTS or compute not in ("gemm", "copy"):
+    if len({move.kind for move in moves}) > 1 or kind not in RESULTS or compute not in ("gemm", "copy"):
         rule = "what the operation computes is described for " + ", ".join(RESULTS.names())
         raise SpecError(rule, f"{spec.op} ({kind})", "describe its kind of move in spec/results")
     return kind
@@ -94,6 +99,12 @@ def kind_of(spec: Spec) -> str:
 def result_of(spec: Spec, rank: int) -> Result:
     """The output of ``rank``; SpecError as ``kind_of``."""
     return RESULTS[kind_of(spec)].result(spec, rank)
+
+
+def results_of(spec: Spec, rank: int) -> tuple[Result, ...]:
+    """Every output of ``rank``, in the order of Spec.outputs; SpecError as ``kind_of``."""
+    kind = RESULTS[kind_of(spec)]
+    return (kind.result(spec, rank), *kind.beside(spec, rank))
 
 
 def addends(spec: Spec) -> tuple[Term, ...]:

@@ -21,6 +21,12 @@ VIEWS: Mapping[str, tuple[View, View, View]] = {
     "gemm_ar": (FullCol, FullRow, Replicate),
     "gemm": (Replicate, FullCol, FullCol),  # each rank multiplies what it holds
 }
+# Products whose contraction is gathered: the view of all tensors, the orders of A and B. What is sent has its contraction
+# outside, so that it moves in chunks.
+ALONG: Mapping[str, tuple[View, str, str]] = {
+    "ag_gemm_k": (FullCol, "col", "row"),
+    "weight_gather_gemm": (FullRow, "row", "row"),
+}
 _TOP = ("title", "model", "layer")
 _LAYER = ("layer", "op", "N", "K")
 

@@ -32,8 +32,8 @@ _TENSOR = ("shape", "dtype", "view", "order")
 _COMMON = ("name", "op", "inputs", "deterministic", "then", "out_dtype")
 # The keys that make a workload, by the declaration they stand for.
 DECLARATIONS: dict[str, tuple[str, ...]] = {
-    "matmul": ("a", "b", "out", "algorithm", "partial_dtype"),
-    "linear": ("x", "w", "out", "partial_dtype"),
+    "matmul": ("a", "b", "out", "algorithm", "partial_dtype", "gathered"),
+    "linear": ("x", "w", "out", "partial_dtype", "gathered"),
     "redistribute": ("x", "to", "transpose", "root"),
     "shift": ("x", "k"),
     "moe_dispatch": ("tokens", "experts", "top_k", "routing"),
@@ -146,7 +146,9 @@ def workload_of(entry: Mapping[str, Any], topology: Topology) -> Spec:
     arguments = {key: entry[key] for key in (*_COMMON[2:], *own) if key in entry}
     for key in ("a", "b", "x", "w", "tokens", "combined"):
         if key in arguments:
-            arguments[key] = _within(key, _tensor, arguments[key])
+            given = arguments[key]
+            several = key == "b" and isinstance(given, list)
+            arguments[key] = [_within(key, _tensor, each) for each in given] if several else _within(key, _tensor, given)
     if declaration in ("redistribute", "shift"):
         arguments["tensor"] = arguments.pop("x")
     spec: Spec = _DECLARES[declaration](topology=topology, **arguments)  # type: ignore[operator]

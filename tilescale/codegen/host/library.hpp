@@ -38,16 +38,20 @@ TS_VECTOR void add_scaled(float* to, const float* from, float factor, u32 count)
   for (u32 i = 0; i < count; ++i) to[i] += factor * from[i];
 }
 
-// out (m x n) = a (m x k) b, at one moment. b is k x n in row-major order, or n x k with `b_transposed`.
+// A matrix of columns of `rows` elements, as rows.
+inline void turn(std::vector<float>& values, u64 rows, u64 columns) {
+  std::vector<float> turned(values.size());
+  for (u64 j = 0; j < columns; ++j)
+    for (u64 i = 0; i < rows; ++i) turned[i * columns + j] = values[j * rows + i];
+  values.swap(turned);
+}
+
+// out (m x n) = a (m x k) b, at one moment. b is k x n in row-major order, or n x k with `b_transposed`; a likewise.
 void run_library(const LibraryGemm& g, const Place& place, StepLog* log) {
-  const std::vector<float> a = read_matrix(g.a, static_cast<u64>(g.m) * g.k, g.in_format, place, log);
+  std::vector<float> a = read_matrix(g.a, static_cast<u64>(g.m) * g.k, g.in_format, place, log);
   std::vector<float> b = read_matrix(g.b, static_cast<u64>(g.k) * g.n, g.in_format, place, log);
-  if (g.b_transposed) {
-    std::vector<float> rows(b.size());
-    for (u64 j = 0; j < g.n; ++j)
-      for (u64 i = 0; i < g.k; ++i) rows[i * g.n + j] = b[j * g.k + i];
-    b.swap(rows);
-  }
+  if (g.a_transposed) turn(a, g.m, g.k);
+  if (g.b_transposed) turn(b, g.k, g.n);
   std::vector<float> sums(static_cast<u64>(g.m) * g.n, 0.f);
   for (u64 i = 0; i < g.m; ++i)
     for (u64 k = 0; k < g.k; ++k) add_scaled(&sums[i * g.n], &b[k * g.n], a[i * g.k + k], g.n);

@@ -92,7 +92,7 @@ struct NamedBarrier {
 struct Wgmma {
   u64 a, b;
   u32 slab_bytes, n, format, seen;
-  bool transpose_b, add;
+  bool transpose_a, transpose_b, add;
   float* d[128];
 };
 
@@ -175,7 +175,7 @@ struct Op {
 struct HostMaps { TensorMap map[8]; };
 using Entry = void (*)(Arguments, HostMaps);
 
-struct LibraryGemm { u64 a, b, out; u32 m, n, k, in_format, out_format, b_transposed; };
+struct LibraryGemm { u64 a, b, out; u32 m, n, k, in_format, out_format, b_transposed, a_transposed; };
 
 enum NodeKind : u32 { kKernelNode, kCopyEngineNode, kLibraryNode, kCallerWrites, kCallerReads };
 

@@ -68,7 +68,7 @@ void store(void* p, const void* value, u32 bytes);
 void bulk_wait(u32 groups);
 void bulk_wait_read(u32 groups);
 void wg_wait(u32 groups);
-void wgmma(float* d, u32 n, bool transpose_b, u32 format, Descriptor a, Descriptor b, bool add);
+void wgmma(float* d, u32 n, bool transpose_a, bool transpose_b, u32 format, Descriptor a, Descriptor b, bool add);
 void* cluster_at(const void* p, u32 rank, const char* what);
 u16 round_fp16(float value);
 float widen(u16 value, u32 format);
@@ -239,7 +239,12 @@ template <int N, bool kTransposeB, class T>
 inline void wgmma(float (&d)[N / 2], Descriptor a, Descriptor b, u32 add) {
   static_assert(N % 8 == 0 && N >= 8 && N <= 256, "wgmma takes N in steps of 8 up to 256");
   static_assert(!kTransposeB || T::kFormat < Fp32::kFormat, "operands of one byte are K-major");
-  host::wgmma(d, N, kTransposeB, T::kFormat, a, b, add != 0);
+  host::wgmma(d, N, false, kTransposeB, T::kFormat, a, b, add != 0);
+}
+template <int N, bool kTransposeB, class T>
+inline void wgmma_turned(float (&d)[N / 2], Descriptor a, Descriptor b, u32 add) {
+  static_assert(N % 8 == 0 && N >= 8 && N <= 256, "wgmma takes N in steps of 8 up to 256");
+  host::wgmma(d, N, true, kTransposeB, T::kFormat, a, b, add != 0);
 }
 
 // Functions.

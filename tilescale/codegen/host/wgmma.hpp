@@ -42,6 +42,12 @@ inline void decode_mn_major(u64 base, u32 slab_bytes, u32 n, u32 format, float* 
       decode(unswizzle(base + c / 64 * static_cast<u64>(slab_bytes) + k * 128ull + c % 64 * 2), to + k * 256 + c, 8, format, 1);
 }
 
+// One slab of 64 rows, each k a row of 128 bytes: `to[row * 16 + k]`.
+inline void decode_turned(u64 base, u32 format, float* to) {
+  for (u32 k = 0; k < 16; ++k)
+    for (u32 r = 0; r < 64; r += 8) decode(unswizzle(base + k * 128ull + r * 2), to + r * 16 + k, 8, format, 16);
+}
+
 // c (64 x n, rows of 256) += a (64 x 16) b (16 x n, rows of 256), in fp32, k ascending.
 TS_VECTOR void multiply(const float* a, const float* b, float* c, u32 n) {
   u32 column = 0;
@@ -123,7 +129,11 @@ inline void run_group(WgmmaGroup& group) {
       fragments<true>(item, c);
     }
     const u32 depth = contracted(item.format);
-    decode_k_major(item.a, 64, item.format, a, depth, 1);
+    if (item.transpose_a) {
+      decode_turned(item.a, item.format, a);
+    } else {
+      decode_k_major(item.a, 64, item.format, a, depth, 1);
+    }
     if (item.transpose_b) {
       decode_mn_major(item.b, item.slab_bytes, item.n, item.format, b);
     } else {
@@ -158,7 +168,7 @@ inline void check_operand(const Descriptor& d, u64 bytes, const char* name) {
   check_shared(machine->me->block, here(), d.address, bytes, name);
 }
 
-void wgmma(float* d, u32 n, bool transpose_b, u32 format, Descriptor a, Descriptor b, bool add) {
+void wgmma(float* d, u32 n, bool transpose_a, bool transpose_b, u32 format, Descriptor a, Descriptor b, bool add) {
   Fiber* fiber = machine->me;
   Warpgroup* warpgroup;
   WgmmaGroup& group = open_group(fiber, &warpgroup);
@@ -166,13 +176,13 @@ void wgmma(float* d, u32 n, bool transpose_b, u32 format, Descriptor a, Descript
   if (index == group.items.size()) {
     if (fiber->block->node->threads < fiber->thread / 128 * 128 + 128)
       fail(kCollective, here(), "wgmma needs a whole warpgroup of 128 threads");
-    check_operand(a, 63 * 128 + 32, "wgmma reads operand A of");
+    check_operand(a, transpose_a ? 2048 : 63 * 128 + 32, "wgmma reads operand A of");
     check_operand(b, transpose_b ? (n - 1) / 64 * static_cast<u64>(b.slab_bytes) + 2048 : (n - 1) * 128 + 32,
                   "wgmma reads operand B of");
-    group.items.push_back({a.address, b.address, b.slab_bytes, n, format, 0, transpose_b, add, {}});
+    group.items.push_back({a.address, b.address, b.slab_bytes, n, format, 0, transpose_a, transpose_b, add, {}});
   }
   Wgmma& item = group.items[index];
-  if (item.a != a.address || item.b != b.address || item.n != n || item.transpose_b != transpose_b || item.format != format ||
+  if (item.a != a.address || item.b != b.address || item.n != n || item.transpose_a != transpose_a || item.transpose_b != transpose_b || item.format != format ||
       item.add != add)
     fail(kCollective, here(), "the threads of the warpgroup issue different wgmma operations (number %u of the group)", index);
   item.d[lane] = d;

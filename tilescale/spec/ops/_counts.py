@@ -46,6 +46,15 @@ def count_attribute(spec: Spec, name: str) -> int:
     return value
 
 
+def segment_limits(spec: Spec) -> str:
+    """Where kernels of products in segments end, and what to do instead."""
+    if spec.then:
+        return f"products of {spec.op} end without epilogues: apply {', '.join(spec.then)} with torch"
+    if spec.inputs[0].itemsize == 1:
+        return f"{spec.op} multiplies operands of two bytes: gather {spec.inputs[0].dtype} with all_gather, then multiply"
+    return ""
+
+
 def check_partial_dtype(spec: Spec) -> None:
     """SpecError for a ``partial_dtype`` that addends are never rounded to."""
     value = spec.attribute("partial_dtype", PARTIALS[0])

@@ -36,6 +36,9 @@ def check_experts(spec: Spec) -> None:
         raise SpecError("experts lie evenly on the ranks", f"{experts} over {spec.world}", "use another world")
     if top_k > experts:
         raise SpecError("top_k is at most the number of experts", f"top_k={top_k}, experts={experts}", "correct it")
+    if spec.dims:
+        raise SpecError("sizes of dispatch and combine are numbers", ", ".join(map(str, spec.dims)),
+                        "declare the most tokens, and pass -1 as the experts of those that a call lacks")
     wanted = spec.world * tokens_of(spec).sizes[0] * top_k
     if rows_of(spec).sizes[0] != wanted:
         raise SpecError("every rank has room for the rows of all tokens: world * tokens * top_k rows in all",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tilescale.errors import SpecError
 from tilescale.spec.operation import OPERATIONS, Move, Operation
 from tilescale.spec.ops._counts import lacking_bytes, largest
+from tilescale.spec.tensor import Tensor
+from tilescale.spec.views import Replicate
 
 if TYPE_CHECKING:
     from tilescale.spec.declaration import Spec
@@ -18,6 +21,15 @@ def _flops(spec: Spec) -> int:
 
 def _link_bytes(spec: Spec) -> int:
     return lacking_bytes(spec.inputs[0], spec.world)
+
+
+def _check(spec: Spec) -> None:
+    if spec.attribute("gathered", 1) != 1:
+        raise SpecError("gathered is True or left out", repr(spec.attribute("gathered")), "leave it out")
+
+
+def _beside(spec: Spec) -> tuple[tuple[str, Tensor], ...]:
+    return (("gathered", spec.inputs[0].with_view(Replicate)),) if spec.attribute("gathered") else ()
 
 
 def _limits(spec: Spec) -> str:
@@ -36,5 +48,7 @@ OPERATIONS.register(
         compute="gemm",
         kernels=True,
         limits=_limits,
+        check=_check,
+        beside=_beside,
     )
 )

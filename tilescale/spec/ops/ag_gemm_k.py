@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tilescale.spec.operation import OPERATIONS, Move, Operation
-from tilescale.spec.ops._counts import lacking_bytes, largest
+from tilescale.spec.ops._counts import lacking_bytes, largest, segment_limits
 
 if TYPE_CHECKING:
     from tilescale.spec.declaration import Spec
@@ -28,7 +28,7 @@ OPERATIONS.register(
         link_bytes=_link_bytes,
         moves=(Move("gather", 0, 1),),
         compute="gemm",
-        remedy="ag_gemm_k has no kernels: declare redistribute of the transposed A from FullRow to Replicate "
-        "(all_gather), then call torch.matmul",
+        kernels=True,
+        limits=segment_limits,
     )
 )

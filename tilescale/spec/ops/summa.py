@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from tilescale.errors import SpecError
 from tilescale.spec.operation import OPERATIONS, Move, Operation
-from tilescale.spec.ops._counts import largest
+from tilescale.spec.ops._counts import largest, segment_limits
+from tilescale.spec.tensor import square_mesh
 
 if TYPE_CHECKING:
     from tilescale.spec.declaration import Spec
@@ -40,6 +41,16 @@ def _check(spec: Spec) -> None:
         raise SpecError("cannon needs a square mesh", f"{rows} x {cols}", 'use algorithm="summa", or 4 ranks as 2 x 2')
 
 
+def _limits(spec: Spec) -> str:
+    rows, cols = spec.topology.mesh_sizes
+    instead = "declare A FullRow, B FullCol, out=FullCol (ag_gemm) on the same ranks"
+    if cols % rows or (rows, cols) != square_mesh(spec.world):
+        return f"kernels are for meshes of 2 x 2, 2 x 4 or 3 x 3, not {rows} x {cols}: {instead}"
+    if any(tensor.order != "row" for tensor in spec.inputs):
+        return f'kernels multiply row-major blocks: declare both with order="row", or {instead}'
+    return segment_limits(spec)
+
+
 OPERATIONS.register(
     Operation(
         name="summa",
@@ -48,7 +59,8 @@ OPERATIONS.register(
         link_bytes=_link_bytes,
         moves=(Move("gather", 0, 1), Move("gather", 1, 0)),
         compute="gemm",
-        remedy="summa has no kernels: declare A FullRow, B FullCol, out=FullCol (ag_gemm) on the same ranks",
+        kernels=True,
+        limits=_limits,
         check=_check,
     )
 )

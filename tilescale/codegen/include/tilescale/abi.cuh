@@ -30,7 +30,7 @@ enum RaggedTask : u32 { kRoute = 1, kTotal = 2, kSend = 3, kPlace = 4, kTally = 
 struct Step {
   u32 kind;
   u32 id;          // number of the step in the plan of this rank
-  u32 source;      // copy, source: pointer slot read; signal: rank signalled; gemm: first tensor map of A
+  u32 source;      // copy, source: pointer slot read; signal: rank signalled; gemm: first tensor map of A, or of what is sent
   u32 target;      // copy, sum: pointer slot written; gemm: pointer slot of the output; reserve, pace: number of the lane
   u32 counter;     // signal, wait: the counter. copy, source, reserve, sum on its way: rank that sends. gemm: shard of the
                    // output in its map
@@ -44,6 +44,9 @@ struct Step {
   u64 size;        // copy, sum, reserve: bytes (of a part); gemm: index of the shard in A's tensor map; loop: of a row
   u32 first_tile;  // gemm: number of tiles in the segments before this one
   u32 peer;        // gemm: rank that holds the output; sum: SumForm
+  // A gemm that is a segment of a contraction (contract.cuh): counter is its shard in the map of what is sent, size that in the
+  // map of the local operand, source_offset its first index in the shard, per_call how many there are, rows those of the
+  // output, peer 1 in the first segment of a product, 2 in the last, 3 in an only one.
 };
 
 // What one block of a launch does.

@@ -22,6 +22,7 @@
 #include "gemm_store.cuh"
 #include "gemm_split.cuh"
 #include "gemm.cuh"
+#include "contract.cuh"
 #include "small_m.cuh"
 #include "moe.cuh"
 
@@ -32,14 +33,14 @@ template <class C> TS_DEV void walk(const Call& call, const Block& me, const Map
     moe_role<C>(call, me, smem);
   } else if constexpr (C::has_copy && C::has_gemm) {
     if (me.role == kGemmRole) {
-      gemm_role<C>(call, maps, me, smem);
+      product_role<C>(call, maps, me, smem);
     } else {
       copy_role<C>(call, me, smem);
     }
   } else if constexpr (C::has_small_m) {
     small_role<C>(call, maps, me, smem);
   } else if constexpr (C::has_gemm) {
-    gemm_role<C>(call, maps, me, smem);
+    product_role<C>(call, maps, me, smem);
   } else {
     copy_role<C>(call, me, smem);
   }

@@ -77,10 +77,10 @@ template <int N, bool kTransposeB, class T> struct Wgmma;
 #define TS_REGISTERS_128 TS_REGISTERS_120 "," "%120,%121,%122,%123,%124,%125,%126,%127"
 #define TS_OUTPUTS_128 TS_OUTPUTS_120, \
   "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-#define TS_WGMMA_OF(N, TYPE, REGISTERS, OUTPUTS, A, B, ADD, TRANSPOSE) \
+#define TS_WGMMA_OF(N, TYPE, REGISTERS, OUTPUTS, A, B, ADD, TURN, TRANSPOSE) \
   asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" ADD ", 0;\n" \
                "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGISTERS "}, %" A ", %" B \
-               ", add, 1, 1, 0, %" TRANSPOSE ";\n}" \
+               ", add, 1, 1, " TURN ", %" TRANSPOSE ";\n}" \
                : OUTPUTS : "l"(a), "l"(b), "r"(add), "n"(kTransposeB) : "memory")
 // One byte an element: 32 of K an instruction, and both operands K-major.
 #define TS_WGMMA_BYTES(N, TYPE, REGISTERS, OUTPUTS, A, B, ADD) \
@@ -92,13 +92,20 @@ template <int N, bool kTransposeB, class T> struct Wgmma;
   template <bool kTransposeB, class T> struct Wgmma<N, kTransposeB, T> { \
     static TS_DEV void run(float (&d)[COUNT], Descriptor a, Descriptor b, u32 add) { \
       if constexpr (Same<T, Bf16>::value) { \
-        TS_WGMMA_OF(N, "bf16", TS_REGISTERS_##COUNT, TS_OUTPUTS_##COUNT, A, B, ADD, TRANSPOSE); \
+        TS_WGMMA_OF(N, "bf16", TS_REGISTERS_##COUNT, TS_OUTPUTS_##COUNT, A, B, ADD, "0", TRANSPOSE); \
       } else if constexpr (Same<T, E4m3>::value) { \
         TS_WGMMA_BYTES(N, "e4m3", TS_REGISTERS_##COUNT, TS_OUTPUTS_##COUNT, A, B, ADD); \
       } else if constexpr (Same<T, E5m2>::value) { \
         TS_WGMMA_BYTES(N, "e5m2", TS_REGISTERS_##COUNT, TS_OUTPUTS_##COUNT, A, B, ADD); \
       } else { \
-        TS_WGMMA_OF(N, "f16", TS_REGISTERS_##COUNT, TS_OUTPUTS_##COUNT, A, B, ADD, TRANSPOSE); \
+        TS_WGMMA_OF(N, "f16", TS_REGISTERS_##COUNT, TS_OUTPUTS_##COUNT, A, B, ADD, "0", TRANSPOSE); \
+      } \
+    } \
+    static TS_DEV void run_turned(float (&d)[COUNT], Descriptor a, Descriptor b, u32 add) { \
+      if constexpr (Same<T, Bf16>::value) { \
+        TS_WGMMA_OF(N, "bf16", TS_REGISTERS_##COUNT, TS_OUTPUTS_##COUNT, A, B, ADD, "1", TRANSPOSE); \
+      } else { \
+        TS_WGMMA_OF(N, "f16", TS_REGISTERS_##COUNT, TS_OUTPUTS_##COUNT, A, B, ADD, "1", TRANSPOSE); \
       } \
     } \
   };
@@ -125,6 +132,10 @@ TS_WGMMA(256, 128, "128", "129", "130", "131")
 template <int N, bool kTransposeB, class T> TS_DEV void wgmma(float (&d)[N / 2], Descriptor a, Descriptor b, u32 add) {
   static_assert(!kTransposeB || Same<T, Bf16>::value || Same<T, Fp16>::value, "operands of one byte are K-major");
   Wgmma<N, kTransposeB, T>::run(d, a, b, add);
+}
+// The same with A MN-major: every k a row of 64 elements.
+template <int N, bool kTransposeB, class T> TS_DEV void wgmma_turned(float (&d)[N / 2], Descriptor a, Descriptor b, u32 add) {
+  Wgmma<N, kTransposeB, T>::run_turned(d, a, b, add);
 }
 
 // d (16 x 8) += a (16 x 16, row-major) b (16 x 8, column-major), by a warp, on any architecture from sm_80. With

@@ -547,6 +547,7 @@ TS_DEV void tell_failed(const Call& call, u32* failed) { *failed = load_relaxed(
 template <class C> TS_DEV void moe_role(const Call& call, const Block& me, u8* smem) {
   TilePipe pipe{smem, (u64*)smem, 0};
   u32* told = moe_shared<C>(smem).failed;
+  if (thread() == 0) *told = 1u;  // until a wait has not
   bool signalled = false;
   bool failed = false;
   for (u32 i = 0; i < me.num_steps; ++i) {

@@ -1,0 +1,139 @@
+"""benchmarks/beside.py: rows are written as they come, kept by a second run, and a row that fails ends nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilescale.errors import RunnerError
+from tilescale.runtime.baselines import Timing
+from tilescale.runtime.measure import Measurement
+from tilescale.schedules.schedule import Schedule
+from tilescale.spec.op import Spec
+from tilescale.spec.topology import Topology
+
+ROOT = Path(__file__).parents[2]
+OURS_US, PEER_US, BOUND_US = 10.0, 14.0, 8.0
+BOUND = "compute_only"
+ENVIRONMENT = {"gpu": "H200", "arch": "sm_90a", "power_cap_w": "700", "driver": "1", "nvrtc": "1", "torch": "1",
+               "clock_policy": "default", "gpu_count": "1"}
+
+
+class Runner:
+    """Times are constants; `broken` rows raise in the race; all that was raced is in `raced`."""
+
+    raced: list[str] = []
+    broken: tuple[str, ...] = ()
+
+    def __init__(self, topology: Topology, bounds: object = None) -> None:
+        self._ranks, self.source, self.environment = topology.ranks, topology.source, ENVIRONMENT
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def start(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def prefetch(self, spec: Spec, schedules: Sequence[Schedule]) -> None:
+        pass
+
+    def measure(self, spec: Spec, schedules: Sequence[Schedule]) -> list[Measurement]:
+        return [Measurement(schedule, "ok", self.source, ((OURS_US, OURS_US),) * self._ranks) for schedule in schedules]
+
+    def race(self, spec: Spec, schedules: Sequence[Schedule], names: Sequence[str], rounds: int) -> list[Mapping[str, Any]]:
+        if spec.label in self.broken:
+            raise RunnerError("ranks live", "rank 1 is gone", "start them again")
+        self.raced.append(spec.label)
+        times = {schedule.digest: ((OURS_US,),) * self._ranks for schedule in schedules}
+        times |= {name: ((BOUND_US if name == BOUND else PEER_US,),) * self._ranks for name in names
+                  if name != "torch.symm_mem.two_shot"}
+        return [times] * rounds
+
+    def baselines(self, spec: Spec, names: Sequence[str]) -> dict[str, Timing]:
+        return {name: Timing(name, "launch_error", self.source, message="not here") for name in names}
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import beside as script
+
+    return script
+
+
+@pytest.fixture
+def run(beside: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(beside, "GpuRunner", Runner)
+    monkeypatch.setattr(beside, "ProcessPoolExecutor", ThreadPoolExecutor)
+    monkeypatch.setattr(beside, "_foresee", lambda spec: ())
+    monkeypatch.setattr(beside, "_round_trip", lambda topology: {"round_trip_us": 2.0})
+    monkeypatch.setattr(Runner, "raced", [])
+    monkeypatch.setattr(Runner, "broken", ())
+
+    def once(*more: str) -> dict[str, Any]:
+        words = ["-o", str(tmp_path / "table.json"), "--ranks", "2", "--trials", "2", *more]
+        given = beside.arguments("", trials=2).parse_args(words)
+        beside.run([beside.all_reduce_small(given.ranks)], given)
+        found: dict[str, Any] = json.loads((tmp_path / "table.json").read_text())
+        return found
+
+    return once
+
+
+def test_the_ratio_is_that_of_the_fastest_peer_and_what_cannot_run_is_named(run: Any) -> None:
+    (row,) = run("--only", " 8 KB")["rows"]
+    assert (row["ours_us"], row["theirs_us"], row["ratio"]) == (OURS_US, PEER_US, 1.4)
+    assert row["not_run"] == {"torch.symm_mem.two_shot": "not here"}
+    assert row["round_trips"] == OURS_US / 2.0
+
+
+def test_a_row_that_fails_is_written_and_the_others_are_measured(
+    run: Any, beside: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Runner, "broken", ("all_reduce 4x4096 bfloat16 w2",))
+    result = run()
+    assert [row["label"] for row in result["rows"] if "error" in row] == ["all_reduce 32 KB ranks=2"]
+    assert "rank 1 is gone" in next(row["error"] for row in result["rows"] if "error" in row)
+    assert sum("ratio" in row for row in result["rows"]) == len(beside.MESSAGES) - 1
+    assert result["min_ratio"] == 1.4
+
+
+def test_a_second_run_measures_what_is_missing(run: Any, beside: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Runner, "broken", ("all_reduce 4x4096 bfloat16 w2",))
+    run()
+    monkeypatch.setattr(Runner, "broken", ())
+    Runner.raced.clear()
+    rows = run()["rows"]
+    assert Runner.raced == ["all_reduce 4x4096 bfloat16 w2"]
+    assert len(rows) == len({row["label"] for row in rows}) == len(beside.MESSAGES)
+    assert all("ratio" in row for row in rows)
+
+
+def test_rows_of_other_sources_stay_until_they_are_measured_again(
+    run: Any, beside: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beside.common, "version", lambda: "before")
+    run()
+    monkeypatch.setattr(beside.common, "version", lambda: "after")
+    result = run("--only", "512 KB")
+    sources = {row["label"]: row["sources"] for row in result["rows"]}
+    assert sources.pop("all_reduce 512 KB ranks=2") == result["version"] == "after"
+    assert set(sources.values()) == {"before"}
+
+
+def test_the_scale_model_says_how_much_is_hidden(beside: Any) -> None:
+    row = {"ours_us": 11.0, "peers_us": {"unfused": 20.0, beside.BOUND: 10.0}}
+    beside.overlap([4]).finish(row)
+    assert row["hidden"] == 0.9
+    assert row["computing_is_larger"] is False
