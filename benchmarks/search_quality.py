@@ -13,6 +13,7 @@ import json
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))
 import common
 import numpy
 import scipy

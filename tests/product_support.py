@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from support import topology
 
-from tilescale.schedules.lower import WINDOW_BYTES
 from tilescale.schedules.plan import Buffer, Copy, Gemm, Goal, Launch, Plan, Region, Role, Signal, Wait
 from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.sums import WINDOW_BYTES
 from tilescale.schedules.tile import shared_bytes, threads
 from tilescale.spec.op import Spec, matmul
 from tilescale.spec.tensor import Tensor

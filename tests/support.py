@@ -15,12 +15,12 @@ def topology(ranks: int) -> Topology:
 
 
 def ag_gemm(shape: tuple[int, int, int] = MAIN, ranks: int = 4, *, order: str = "col", dtype: str = "bfloat16",
-            inputs: str = "ordinary", out_dtype: str | None = None, gathered: bool = False, on: Topology | None = None
-            ) -> Spec:
+            inputs: str = "ordinary", out_dtype: str | None = None, gathered: bool = False, on: Topology | None = None,
+            then: tuple[str, ...] = ()) -> Spec:
     """ag_gemm of global M x N x K, in the scale model unless `on` says otherwise."""
     m, n, k = shape
     return matmul(Tensor((m, k), dtype, FullRow), Tensor((k, n), dtype, FullCol, order=order), out=FullCol,
-                  topology=on or topology(ranks), inputs=inputs, out_dtype=out_dtype, gathered=gathered)
+                  topology=on or topology(ranks), inputs=inputs, out_dtype=out_dtype, gathered=gathered, then=then)
 
 
 def ag_gemm_of_several(a: tuple[int, int], columns: tuple[int, ...], ranks: int = 4) -> Spec:
@@ -60,25 +60,25 @@ def all_gather(shape: tuple[int, ...] = (4096, 8192), ranks: int = 4, *, dtype: 
 
 def gemm_rs(shape: tuple[int, int, int] = MAIN, ranks: int = 4, *, out: str = "FullRow", order: str = "row",
             dtype: str = "bfloat16", out_dtype: str | None = None, partial_dtype: str | None = None,
-            on: Topology | None = None) -> Spec:
+            on: Topology | None = None, then: tuple[str, ...] = ()) -> Spec:
     """gemm_rs of global M x N x K; gemm_ar with out "Replicate", a local product with "Partial"."""
     m, n, k = shape
     return matmul(Tensor((m, k), dtype, FullCol), Tensor((k, n), dtype, FullRow, order=order), out=out,
-                  topology=on or topology(ranks), out_dtype=out_dtype, partial_dtype=partial_dtype)
+                  topology=on or topology(ranks), out_dtype=out_dtype, partial_dtype=partial_dtype, then=then)
 
 
 def reduction(shape: tuple[int, ...] = (4096, 8192), ranks: int = 4, *, to: object = Replicate, dtype: str = "bfloat16",
-              inputs: str = "ordinary", on: Topology | None = None) -> Spec:
+              inputs: str = "ordinary", on: Topology | None = None, then: tuple[str, ...] = ()) -> Spec:
     """all_reduce, or reduce_scatter to a Shard."""
-    return redistribute(Tensor(shape, dtype, Partial), to, topology=on or topology(ranks), inputs=inputs)
+    return redistribute(Tensor(shape, dtype, Partial), to, topology=on or topology(ranks), inputs=inputs, then=then)
 
 
-def local_gemm(shape: tuple[int, int, int], *, order: str = "col", dtype: str = "bfloat16", out_dtype: str | None = None
-               ) -> Spec:
+def local_gemm(shape: tuple[int, int, int], *, order: str = "col", dtype: str = "bfloat16", out_dtype: str | None = None,
+               then: tuple[str, ...] = ()) -> Spec:
     """A product of M x N x K on one GPU of its own."""
     m, n, k = shape
     return matmul(Tensor((m, k), dtype, Replicate), Tensor((k, n), dtype, Replicate, order=order), out=Replicate,
-                  topology=Topology.named("8xH200-NVSwitch", ranks=1), out_dtype=out_dtype)
+                  topology=Topology.named("8xH200-NVSwitch", ranks=1), out_dtype=out_dtype, then=then)
 
 
 def exchange(name: str, ranks: int = 4, *, inputs: str = "ordinary", dtype: str = "bfloat16", heads: int = 0,

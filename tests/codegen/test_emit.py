@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support import ag_gemm, all_gather, contraction, in_blocks, local_gemm
+from support import ag_gemm, all_gather, contraction, in_blocks, local_gemm, reduction
 
 from tilescale import canon
 from tilescale.codegen import table
@@ -32,6 +32,9 @@ CASES: dict[str, tuple[Spec, Schedule]] = {
                                         compute="generated")),
     "copy_unaligned": (all_gather((4096, 3), dtype="bfloat16"),
                        Schedule(overlap="none", num_comm_blocks=4, compute="generated")),
+    "gemm_bias_swiglu": (ag_gemm(then=("bias", "swiglu")), GEMM),
+    "sum_normalised": (reduction(then=("residual_rmsnorm",)), Schedule(
+        algorithm="one_shot", overlap="none", num_comm_blocks=4, compute="generated")),
 }
 
 
@@ -46,7 +49,9 @@ def test_texts_hold_constants_and_an_entry_point_only() -> None:
         for kernel in emit(spec, schedule).kernels:
             body = kernel.text.split("struct Config {")[1].split("};")[0]
             for line in body.strip("\n").splitlines():
-                assert re.fullmatch(r"  (static constexpr (int|bool) \w+ = \w+;|using \w+ = ts::\w+;)", line), line
+                patterns = (r"static constexpr (int|bool) \w+ = \w+;", r"using \w+ = ts::\w+;",
+                            r"using Epilogue = ts::Then<.+>;")
+                assert any(re.fullmatch("  " + pattern, line) for pattern in patterns), line
             assert kernel.text.rstrip().endswith(f"TILESCALE_KERNEL({kernel.entry}, Config)")
 
 

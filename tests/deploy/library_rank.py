@@ -40,7 +40,11 @@ def specs(world):
     yield ag_gemm((2 * world, 8 * world, 24), world, gathered=True)
     yield ag_gemm_of_several((2 * world, 24), (8 * world, 4 * world), world)
     yield from (contraction(name, (4 * world, 8 * world, 16 * world), world) for name in CONTRACTIONS)
-    yield all_gather((2 * world, 24), world)
+    yield ag_gemm((2 * world, 8 * world, 32), world, then=("bias", "accumulate"))
+    yield gemm_rs((5, 24, 32 * world), world, then=("bias",))
+    yield reduction((2 * world + 1, 24), world, to=ts.FullRow, then=("accumulate",))
+    yield from (all_gather((rows, 24), world) for rows in (1, 2 * world, 2 * world + 1))
+    yield ag_gemm((2 * world + 1, 8 * world, 24), world)
     yield from exchanges(world)
 
 
@@ -95,12 +99,18 @@ def expected(spec, rank, world):
     if spec.op in ("ag_gemm", "all_gather"):
         first = torch.cat([inputs[0] for inputs in by_rank]).double()
         whole = first @ by_rank[rank][1].double() if spec.op == "ag_gemm" else first
-        return whole.to(getattr(torch, spec.output.dtype))
-    addends = [inputs[0].double() if len(inputs) == 1 else inputs[0].double() @ inputs[1].double() for inputs in by_rank]
+        return added(spec, whole, by_rank[rank]).to(getattr(torch, spec.output.dtype))
+    multiplies = spec.operation.compute == "gemm"
+    addends = [inputs[0].double() @ inputs[1].double() if multiplies else inputs[0].double() for inputs in by_rank]
     whole = addends[rank] if spec.local else sum(addends)
     offset, shape = (at(rank, world) for at in (spec.output.local_offset, spec.output.local_shape))
     part = whole[tuple(slice(first, first + size) for first, size in zip(offset, shape, strict=True))]
-    return part.to(getattr(torch, spec.output.dtype))
+    return added(spec, part, by_rank[rank]).to(getattr(torch, spec.output.dtype))
+
+
+def added(spec, value, inputs):
+    """Behind epilogues that only add."""
+    return value + sum(extra.double() for extra in inputs[len(spec.inputs):])
 
 
 def several(run, inputs, wanted):
@@ -137,9 +147,11 @@ def right(rank, world):
         out = torch.full_like(wanted, 77)
         assert run(*inputs, out=out) is out
         kept = all(torch.equal(a, b) for a, b in zip(inputs, local_inputs(spec, rank), strict=True))
+        count = len(spec.inputs)
+        by_name = {extra.name: value for extra, value in zip(spec.extras, inputs[count:], strict=True)}
         empty = run.empty_output([value.to("meta") for value in inputs])
         found[f"{spec.label} {spec.output.view.label} {[tensor.order for tensor in spec.inputs]}"] = [
-            torch.equal(run(*inputs), wanted), torch.equal(out, wanted), kept,
+            torch.equal(run(*inputs[:count], **by_name), wanted), torch.equal(out, wanted), kept,
             tuple(empty.shape) == tuple(wanted.shape) and empty.dtype == wanted.dtype]
     return found
 

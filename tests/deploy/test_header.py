@@ -18,7 +18,8 @@ CHECK = "\n".join([
     '  for (int i = 0; i < TILESCALE_NUM_KERNELS; ++i)',
     '    printf("%s %s\\n", tilescale_kernels[i].entry, tilescale_kernels[i].cubin);',
     '  for (int i = 0; i < TILESCALE_NUM_OPERATIONS; ++i)',
-    '    printf("%s %s\\n", tilescale_operations[i].name, tilescale_operations[i].table);',
+    '    printf("%s %s %s\\n", tilescale_operations[i].name, tilescale_operations[i].table,',
+    '           tilescale_operations[i].operands);',
     '  printf("%d %d %d\\n", TILESCALE_FORMAT, TILESCALE_WORLD, TILESCALE_MINIMUM_CUDA);', "  return 0;", "}"])
 
 
@@ -34,6 +35,7 @@ def test_c_sees_the_layouts_and_the_content(exported, tmp_path, compiler, suffix
     assert lines == [
         *(f"{name} {size}" for name, size in SIZES.items()),
         *(f"{kernel.entry} {kernel.cubin}" for kernel in manifest.kernels),
-        *(f"{entry.name} {variant.table}" for entry in manifest.operations for variant in entry.variants),
+        *(f"{entry.name} {variant.table} {','.join((*(o.name for o in variant.spec.operands), 'out'))}"
+          for entry in manifest.operations for variant in entry.variants),
         "1 2 13000",
     ]

@@ -23,7 +23,7 @@ def run(case, tmp_path, world=3):
 
 def test_every_operation_is_right_rounded_once_and_leaves_its_inputs(tmp_path):
     for found in run("right", tmp_path):
-        assert len(found) == 31
+        assert len(found) == 37
         assert {name: values for name, values in found.items() if values != [True] * 4} == {}
 
 

@@ -90,3 +90,19 @@ def test_out_is_the_shard_of_the_rank(monkeypatch):
     with pytest.raises(BundleError, match=r"out has the shape it was tuned for: \(0, 48\)"):
         operation(x, out=empty(3, 48))
     assert len(prepared.calls) == 2
+
+
+def test_operands_beside_the_inputs_follow_them_or_come_by_name():
+    operation, _ = tuned(reduction((16, 24), then=("bias", "accumulate")))
+    assert operation.names == ("a", "bias", "addend")
+    x, bias = empty(16, 24), empty(24)
+    with pytest.raises(BundleError, match="it takes 3 tensors: a, bias, addend; got: 1"):
+        operation(x)
+    with pytest.raises(BundleError, match="it takes a, bias, addend; got: 1 in order, and bias; pass each once"):
+        operation(x, bias=bias)
+    with pytest.raises(BundleError, match="got: 2 in order, and bias"):
+        operation(x, bias, bias=bias)
+    with pytest.raises(BundleError, match=r"\(24,\) \(16, 24\); got: local shapes .* \(16, 25\) were not tuned"):
+        operation(x, addend=empty(16, 25), bias=bias)
+    with pytest.raises(BundleError, match="a is on the GPU"):  # the next check
+        operation(x, addend=x, bias=bias)

@@ -150,6 +150,16 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "product in clusters": (_local(), replace(LOCAL, block_m=128, cluster_m=2)),
     "product with a shared contraction": (_local(), SPLIT),
     "product of few rows": (_local(13, "col"), FEW),
+    "ag_gemm then bias and silu": (ag_gemm((384, 384, 128), 3, then=("bias", "silu")), FUSED),
+    "ag_gemm accumulated": (ag_gemm((384, 384, 128), 3, then=("accumulate",)), replace(FUSED, direction="pull")),
+    "ag_gemm then swiglu": (ag_gemm((384, 384, 128), 3, then=("bias", "swiglu")), FUSED),
+    "gemm_rs then bias and gelu": (product((384, 256, 384), 3, then=("bias", "gelu")), FUSED),
+    "gemm_rs normalised": (product((384, 256, 384), 3, then=("residual_rmsnorm",)), SCATTER),
+    "gemm_ar accumulated": (
+        product((384, 256, 384), 3, out="Replicate", then=("accumulate",)), replace(FUSED, **TWO_SHOT)),
+    "all_reduce normalised": (
+        reduction((384, 24), 3, then=("residual_rmsnorm",)), replace(COPY, **TWO_SHOT, **PLAIN)),
+    "all_reduce then bias": (reduction((384, 24), 3, then=("bias",)), replace(COPY, **ONE_SHOT, **PLAIN)),
     "product of bytes": (_local(304, "col", "float8_e4m3fn", 800), BYTES),
     "gemm_rs of bytes": (product((384, 256, 384), 3, order="col", dtype="float8_e4m3fn"), replace(FUSED, block_k=128)),
     "gemm_ar of bytes": (product((384, 256, 384), 3, out="Replicate", order="col", dtype="float8_e4m3fn"),

@@ -391,6 +391,40 @@ def _source_more(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
     return put(steps, at, replace(step, srcs=(*step.srcs, step.srcs[0])))
 
 
+@kind("epilogue left out", (Gemm, Sum))
+def _epilogue_left_out(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Gemm | Sum)
+    return put(steps, at, replace(step, then=step.then[:-1])) if step.then else None
+
+
+@kind("epilogue applied twice", (Gemm, Sum))
+def _epilogue_twice(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Gemm | Sum)
+    return put(steps, at, replace(step, then=(*step.then, plan.goal.then[-1]))) if plan.goal.then else None
+
+
+@kind("extra operand cut short", (Gemm, Sum))
+def _extra_cut_short(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Gemm | Sum)
+    short = tuple(replace(region, size=region.size // 2) for region in step.extras)
+    return put(steps, at, replace(step, extras=short)) if short else None
+
+
+@kind("other rows of an extra operand", (Gemm, Sum))
+def _other_rows_of_an_extra(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step, rows = steps[at], {extra.buffer: extra.row_bytes for extra in plan.goal.extras}
+    assert isinstance(step, Gemm | Sum)
+    moved = []
+    for region in step.extras:
+        room = plan.buffer(region.buffer).size - region.end
+        by = rows[region.buffer] if room else -rows[region.buffer]
+        moved.append(replace(region, offset=region.offset + by) if region.offset + by >= 0 else region)
+    return put(steps, at, replace(step, extras=tuple(moved)))
+
+
 @kind("sum of other rows", Sum)
 def _other_rows(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
     step = steps[at]

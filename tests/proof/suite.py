@@ -13,7 +13,7 @@ from equivalents import plan_reason
 from families import BYTES, FEW, FUSED, GANG, LOCAL, ONE_SHOT, PLAIN, RING, SCATTER, SPLIT, TWO_SHOT, plans
 from plan_mutants import Mutant, mutants
 from product_support import between_two, there_and_back
-from support import ag_gemm, all_gather, contraction, exchange, gemm_rs, in_blocks, reduction, routed
+from support import ag_gemm, all_gather, contraction, exchange, gemm_rs, in_blocks, local_gemm, reduction, routed
 from text_mutants import TextMutant, text_mutants
 
 from tilescale.codegen.emit import emit
@@ -83,6 +83,17 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
     "few rows of odd columns": (
         gemm_rs((13, 302, 816), 2, out="Partial", order="col", on=_ON),
         replace(FEW, split_k=1, block_n=128, num_stages=3)),
+    "then bias and silu": (ag_gemm((144, 302, 72), 2, on=_ON, then=("bias", "silu")),
+                           replace(FUSED, overlap="chunked", num_comm_blocks=2)),
+    "accumulated": (gemm_rs((304, 304, 816), 2, out="Partial", out_dtype="float32", on=_ON, then=("accumulate",)), LOCAL),
+    "then gelu, shared contraction": (local_gemm((304, 304, 816), then=("bias", "gelu")), SPLIT),
+    "then swiglu, few rows": (local_gemm((13, 320, 816), then=("bias", "swiglu")), FEW),
+    "then swiglu": (ag_gemm((144, 608, 72), 2, on=_ON, then=("bias", "swiglu")), FUSED),
+    "summed, then bias and addend": (
+        reduction((75, 77), 2, on=_ON, then=("bias", "accumulate")), replace(_COPY, **TWO_SHOT, **PLAIN)),
+    "normalised": (reduction((37, 136), 2, on=_ON, then=("residual_rmsnorm",)), replace(_COPY, **ONE_SHOT, **PLAIN)),
+    "normalised, handed out": (
+        reduction((75, 77), 2, on=_ON, then=("residual_rmsnorm",)), replace(_COPY, **TWO_SHOT, **PLAIN)),
 }
 RUNS |= {
     "segments": (contraction("weights", (400, 304, 304), 2, on=_ON), FUSED),

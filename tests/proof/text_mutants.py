@@ -16,8 +16,8 @@ from tilescale.codegen.host.build import INCLUDE
 
 # Lines of these functions run in the scale model alone, in time that the emulator does not model.
 PACED = ("walk_links", "reserve_links", "pace_step", "links_of", "next_store", "drain", "charge_rows")
-HEADERS = ("carry.cuh", "comm.cuh", "contract.cuh", "copy.cuh", "gemm.cuh", "gemm_split.cuh", "gemm_store.cuh",
-           "kernels.cuh", "moe.cuh", "multimem.cuh", "share.cuh", "small_m.cuh", "sum.cuh")
+HEADERS = ("carry.cuh", "comm.cuh", "contract.cuh", "copy.cuh", "epilogue.cuh", "gemm.cuh", "gemm_split.cuh",
+           "gemm_store.cuh", "kernels.cuh", "moe.cuh", "multimem.cuh", "norm.cuh", "share.cuh", "small_m.cuh", "sum.cuh")
 
 
 @dataclass(frozen=True)
@@ -169,6 +169,10 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "copy.cuh": {
         "copy_by_tma": ("tma", "tma small", "rows at pitches"),
         "": ("copy", "copy behind", "fused pull", "sum handed out", "sum of three", "odd columns", "many steps")},
+    "epilogue.cuh": {"": (
+        "then bias and silu", "accumulated", "then gelu, shared contraction", "then swiglu", "then swiglu, few rows",
+        "summed, then bias and addend", "normalised")},
+    "norm.cuh": {"": ("normalised", "normalised, handed out")},
     "gemm.cuh": {
         "gemm_producer": ("fused pull", "gemm", "parts", "product"), "load_b": (*_CLUSTERS, "row", "gemm"),
         "load_stage": ("gemm", *_CLUSTERS), "release": (*_CLUSTERS, "gemm"), "for_tiles": (*_CLUSTERS, *_TILES),

@@ -6,7 +6,7 @@ import pytest
 from support import ag_gemm, all_gather, gemm_rs, reduction
 
 from tilescale.errors import RunnerError
-from tilescale.runtime.baselines import NAMES, SYMM_MEM, check_names, names_for, unfused_schedule
+from tilescale.runtime.baselines import NAMES, SYMM_MEM, by_library, check_names, names_for, unfused_schedule
 from tilescale.runtime.gpu_baselines import MAKERS
 from tilescale.schedules.space import space
 from tilescale.spec.op import Spec
@@ -34,7 +34,23 @@ def test_names_are_those_that_make_sense() -> None:
     for spec in (gemm_rs(on=SHARED), reduction(on=SHARED), ag_gemm(on=REAL)):
         check_names(spec, names_for(spec))
         assert set(names_for(spec)) <= set(NAMES)
-    assert {name for names in SYMM_MEM.values() for name in names} | {"compute_only", "nccl+cublas"} == set(MAKERS)
+    others = {"compute_only", "nccl+cublas", "unfused"}
+    assert {name for names in SYMM_MEM.values() for name in names} | others == set(MAKERS)
+
+
+def test_epilogues_are_compared_with_paths_that_apply_them() -> None:
+    both, bias = ("unfused", "compute_only"), ("bias",)
+    for on in (SHARED, REAL):
+        assert names_for(ag_gemm(on=on, then=bias)) == names_for(gemm_rs(on=on, then=bias)) == both
+        assert names_for(reduction(on=on, then=bias)) == ("unfused",)
+    assert names_for(ag_gemm(then=bias)) == ("compute_only",)  # torch's copies are not charged to a scale model's links
+    assert names_for(gemm_rs(out="Partial", then=("accumulate",))) == names_for(gemm_rs(then=bias)) == both
+    assert by_library(ag_gemm(then=bias))
+    assert not by_library(gemm_rs(then=bias))
+    assert not by_library(ag_gemm())
+    assert unfused_schedule(gemm_rs(then=bias)).compute == "library"
+    with pytest.raises(RunnerError, match=r"does the same work, epilogues too.*compare with unfused, compute_only"):
+        check_names(ag_gemm(on=SHARED, then=bias), ("torch.symm_mem",))
 
 
 def test_a_name_that_another_operation_has_is_refused_with_those_that_there_are() -> None:

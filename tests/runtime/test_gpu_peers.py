@@ -156,6 +156,11 @@ RS, AR = gemm_rs((16, 24, 64)), gemm_rs((16, 24, 64), out="Replicate")
     ("nccl+cublas", reduction((16, 24), to="FullRow"), []),
     ("compute_only", ag_gemm((16, 24, 64)), []), ("compute_only", RS, []), ("compute_only", AR, []),
     ("compute_only", gemm_rs((16, 24, 64), out="Partial"), []),
+    ("compute_only", ag_gemm((16, 64, 64), then=("swiglu",)), []),
+    ("compute_only", gemm_rs((16, 24, 64), then=("bias", "gelu")), []),
+    ("unfused", ag_gemm((16, 24, 64), then=("bias", "silu")), ["_low_contention_all_gather"]),
+    ("unfused", ag_gemm((16, 64, 64), then=("bias", "swiglu")), ["_low_contention_all_gather"]),
+    ("unfused", gemm_rs((16, 24, 64), out="Partial", out_dtype="float32", then=("accumulate",)), []),
 ], ids=lambda value: f"{value.label} {value.placement}" if isinstance(value, Spec) else None)
 def test_a_path_computes_the_operation(monkeypatch: pytest.MonkeyPatch, name: str, spec: Spec, calls: list[str]) -> None:
     assert compare(monkeypatch, name, spec) == calls
@@ -169,8 +174,11 @@ def test_a_path_computes_the_operation(monkeypatch: pytest.MonkeyPatch, name: st
     ("torch.symm_mem", AR, "gathers and reduce-scatters"),
     ("torch.symm_mem.two_shot", RS, "two shots are for all-reduces"),
     ("torch.symm_mem.one_shot", all_gather((16, 24)), "sums over ranks"),
+    ("nccl+cublas", all_gather((17, 24)), "peers gather rows, as many of every rank"),
+    ("torch.symm_mem", all_gather((17, 24)), "peers gather rows, as many of every rank"),
     ("nccl+cublas", gemm_rs((16, 24, 64), out="Partial"), "operations that communicate"),
     ("compute_only", reduction((16, 24)), "operations that multiply"),
+    ("unfused", RS, "complete on their rank"),
 ], ids=lambda value: value.label if isinstance(value, Spec) else None)
 def test_a_path_that_does_not_exist_is_refused_on_every_rank(
     monkeypatch: pytest.MonkeyPatch, name: str, spec: Spec, says: str

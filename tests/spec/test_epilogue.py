@@ -10,6 +10,7 @@ import pytest
 from tilescale.errors import SpecError
 from tilescale.runtime.reference import NumpyArrays
 from tilescale.spec.epilogue import EPILOGUES, Epilogue
+from tilescale.spec.epilogues.swiglu import interleaved
 from tilescale.spec.op import Spec, matmul, redistribute
 from tilescale.spec.tensor import Tensor
 from tilescale.spec.topology import Topology
@@ -53,6 +54,21 @@ def test_swiglu_halves_the_columns() -> None:
     spec = product(FullRow, FullCol, FullCol, "bias", "swiglu", columns=512)
     assert spec.output.shape == (256, 256)
     assert spec.extras[0].tensor.shape == (512,)
+
+
+def test_gate_and_up_are_joined_eight_columns_in_turn() -> None:
+    gate, up = RANDOM.standard_normal((4, 24)), RANDOM.standard_normal((4, 24))
+    joined = interleaved(gate, up)
+    assert joined.shape == (4, 48)
+    assert (joined[:, :8] == gate[:, :8]).all()
+    assert (joined[:, 8:16] == up[:, :8]).all()
+    assert (joined[:, 40:] == up[:, 16:]).all()
+    found = EPILOGUES["swiglu"].apply(MATH, joined, [])
+    assert np.abs(found - gate / (1 + np.exp(-gate)) * up).max() < 1e-12
+    torch = pytest.importorskip("torch")
+    assert (interleaved(torch.tensor(gate), torch.tensor(up)).numpy() == joined).all()
+    with pytest.raises(SpecError, match="multiple of 8 columns"):
+        interleaved(gate[:, :12], up[:, :12])
 
 
 WRONG: list[tuple[Callable[[], Spec], str]] = [

@@ -13,10 +13,11 @@ from tilescale.spec.operation import OPERATIONS
 from tilescale.spec.tensor import Tensor
 from tilescale.spec.topology import Topology
 from tilescale.spec.views import parse_view
+from tilescale.tuner.recipe import read
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 FILES = sorted(RECIPES.glob("*/*.toml"))
-WORKLOADS = [path for path in FILES if path.parent.name != "models"]
+WORKLOADS = [path for path in FILES if path.parent.name not in ("models", "epilogues")]
 MODELS = [path for path in FILES if path.parent.name == "models" and path.stem != "m_buckets"]
 
 
@@ -65,6 +66,13 @@ def test_a_workload_is_the_operation_it_states(path: Path, ranks: int) -> None:
     assert {spec.op for spec in specs} == {path.parent.name}
     assert all(spec.kernels for spec in specs)
     assert len({workload["name"] for workload in recipe["workload"]}) == len(specs)
+
+
+def test_recipes_of_epilogues_declare_them() -> None:
+    recipe = read(RECIPES / "epilogues" / "llama-3-70b.toml")
+    assert {spec.then for _, spec in recipe.workloads} == {("swiglu",), ("residual_rmsnorm",), ("accumulate",)}
+    assert all(spec.kernels and spec.then for _, spec in recipe.workloads)
+    assert recipe.spec("gate_up_4096").output.shape == (4096, 28672)
 
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)

@@ -75,8 +75,9 @@ def tensor_maps(spec: Spec, s: Schedule, plan: Plan, placed: Sequence[Placed], n
     if staging.staged and stored is not None:
         size = out_shard_bytes(plan)
         stride = next((p.stride for p in placed if p.buffer == stored.name), 0) or size
+        columns = goal.product_row_bytes // ITEMSIZE[tile.product_dtype(spec)]
         shards = stored.versions if stored.versions > 1 else stored.size // size
-        map_out = TensorMapSpec(stored.name, 0, (n, rows, shards), (goal.product_row_bytes, stride),
+        map_out = TensorMapSpec(stored.name, 0, (columns, rows, shards), (goal.product_row_bytes, stride),
                                 (staging.columns, BOX_ROWS, 1), tile.product_dtype(spec))
     return (own, *gathered, map_b, map_out)
 

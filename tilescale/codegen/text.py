@@ -11,11 +11,10 @@ from tilescale.schedules import tile
 from tilescale.schedules.contracting import BOTH
 from tilescale.schedules.footprint import SUMMED
 from tilescale.schedules.gather import SIGNAL_THREADS
-from tilescale.schedules.lower import WINDOW_ROWS
 from tilescale.schedules.plan import Buffer, Copy, Gemm, Launch, Plan, Role, Step, Sum
 from tilescale.schedules.ragged import ragged_geometry
 from tilescale.schedules.schedule import Schedule
-from tilescale.schedules.sums import summed
+from tilescale.schedules.sums import WINDOW_ROWS, summed
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import contracts, gathered_operand, in_blocks
 from tilescale.spec.op import Spec
@@ -33,10 +32,12 @@ def link_fs_per_byte(spec: Spec) -> int:
     return round(1e6 / link.gbps) if spec.topology.kind == "scale_model" and link is not None else 0
 
 
-def _sum_unit(launch: Launch) -> int:
+def _sum_unit(spec: Spec, launch: Launch) -> int:
     """The widest access to a source of a sum: that of the copies, so that blocks share both alike, but at least an element
-    (where elements become smaller, nothing relies on equal shares)."""
+    (where elements become smaller, nothing relies on equal shares). An epilogue that takes whole rows has whole units."""
     sums = [step for step in launch.steps if isinstance(step, Sum)]
+    if sums and any(epilogue.whole_rows for epilogue in spec.epilogues):
+        return math.gcd(_copy_unit(sums), summed(spec).part_row_bytes)
     unit = _copy_unit(launch.steps)
     return unit if sums and all(unit >= SUMMED[step.element] for step in sums) else _copy_unit(sums)
 
@@ -130,7 +131,7 @@ def _copying(spec: Spec, schedule: Schedule, launch: Launch) -> dict[str, int | 
         "copy_tile_bytes": config.get("copy_tile_bytes", 0) if copies else 0,
         "copy_stages": config.get("copy_stages", 0) if copies else 0,
         "sum_sources": spec.world if launch.family == "sum" else 0,
-        "sum_unit": _sum_unit(launch),
+        "sum_unit": _sum_unit(spec, launch),
         "window_rows": WINDOW_ROWS if copies and launch.family not in ("signal", "moe") else 0,
         "link_clock": (copies or remote) and link_fs_per_byte(spec) > 0,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilescale.codegen.table import MAX_RANKS, MAX_SLOTS
-from tilescale.deploy.manifest import Manifest
+from tilescale.deploy.manifest import Manifest, Variant
 
 # The structures of include/tilescale/abi.cuh and comm.cuh in C; a test compiles this text and compares sizes.
 _LAYOUTS = """\
@@ -57,8 +57,13 @@ typedef struct tilescale_kernel {
 
 typedef struct tilescale_operation {
   const char *name, *op, *spec, *schedule, *table;  /* digests; table: path below the bundle */
+  const char *operands;  /* the caller's buffers, by the names that slots of the table have, and "out" */
 } tilescale_operation;
 """
+
+
+def _operands(variant: Variant) -> str:
+    return ",".join([*(operand.name for operand in variant.spec.operands), "out"])
 
 
 def text(manifest: Manifest) -> str:
@@ -66,7 +71,7 @@ def text(manifest: Manifest) -> str:
     layouts = _LAYOUTS.replace("@slots@", str(MAX_SLOTS)).replace("@ranks@", str(MAX_RANKS))
     kernels = [f'  {{"{k.entry}", "{k.arch}", "{k.cubin}"}},' for k in manifest.kernels]
     operations = [
-        f'  {{"{entry.name}", "{entry.op}", "{v.spec_digest}", "{v.schedule_digest}", "{v.table}"}},'
+        f'  {{"{entry.name}", "{entry.op}", "{v.spec_digest}", "{v.schedule_digest}", "{v.table}", "{_operands(v)}"}},'
         for entry in manifest.operations
         for v in entry.variants
     ]

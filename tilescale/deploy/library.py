@@ -110,12 +110,20 @@ class Unfused:
         rows, *rest = shapes[0]
         whole = [rows, *(shapes[1][1:] if self._multiplies else rest)]
         if self._kind == "gather" and self._contraction is None:
-            whole[0] = rows * world
+            whole[0] = self._gathered(rows, world)
         elif self._kind == "reduce_scatter":
             _, whole[self._dim] = self._shard(whole[self._dim], world)
         if any(epilogue.halves for epilogue in self._spec.epilogues):
             whole[-1] = whole[-1] // 2
         return whole
+
+    def _gathered(self, rows: Any, world: int) -> Any:
+        """Rows of the whole, from those of this rank: as declared where shards are uneven and this one is as declared."""
+        declared, total = self._spec.inputs[0], self._spec.inputs[0].sizes[0]
+        if total % world == 0:
+            return rows * world
+        own = declared.local_shape(self._distributed.get_rank(self._group), world)[0]
+        return total if rows == own else rows * world
 
     def __call__(self, inputs: Sequence[Any], out: Any, gathered: Any = None) -> None:
         """Fill `out` from operands of this rank, and `gathered` with what is gathered before a product. Collective; every
@@ -162,7 +170,16 @@ class Unfused:
             whole = gathered
         elif self._multiplies:
             whole = torch.empty((out.shape[0], *a.shape[1:]), dtype=a.dtype, device=a.device)
-        self._distributed.all_gather_into_tensor(whole, a, group=self._group)
+        world = self._distributed.get_world_size(self._group)
+        if whole.shape[0] == a.shape[0] * world:
+            self._distributed.all_gather_into_tensor(whole, a, group=self._group)
+        else:  # by DTensor's rule all shards but the last ones are as large, and follow each other
+            largest = -(-whole.shape[0] // world)
+            padded = a.new_zeros((largest, *a.shape[1:]))
+            padded[: a.shape[0]].copy_(a)
+            wide = a.new_empty((largest * world, *a.shape[1:]))
+            self._distributed.all_gather_into_tensor(wide, padded, group=self._group)
+            whole.copy_(wide[: whole.shape[0]])
         if self._multiplies:
             product(torch, whole, inputs[1], out)
 

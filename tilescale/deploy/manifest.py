@@ -74,6 +74,7 @@ class Evidence:
 class Tolerance:
     """Bounds that a result meets: |out - exact| <= output_roundoff |exact| + accumulation sum|a||b|, elementwise; or of
     a sum over ranks, sum|a|. A spec with an attribute `partial_dtype` also lets every addend be rounded to that type.
+    With epilogues the bounds are those of the sum that they are applied to (spec/epilogues has what becomes of them).
     """
 
     output_roundoff: float

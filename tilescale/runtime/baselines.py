@@ -17,7 +17,7 @@ from tilescale.spec.result import ONE_BYTE, kind_of
 
 # name -> what it is
 NAMES = {
-    "unfused": "communicate by peer copies, and one library product before or after",
+    "unfused": "communicate by peer copies, and one library product before or after; epilogues of a product by torch",
     "compute_only": "the library product alone, its operand gathered already, nothing summed over ranks",
     "torch.symm_mem": "torch's symmetric memory: fused operators, or collectives by copies (ranks that share a GPU)",
     "torch.symm_mem.one_shot": "the same, where every rank reads the addends of all, behind a library product",
@@ -67,6 +67,8 @@ def _symmetric(spec: Spec) -> tuple[str, ...]:
 
 def names_for(spec: Spec) -> tuple[str, ...]:
     """The baselines that make sense for a spec."""
+    if spec.then:
+        return _behind_epilogues(spec)
     if spec.local:
         return ("compute_only",)
     if spec.operation.compute == "gemm" and spec.inputs[0].dtype in ONE_BYTE:  # without schedules of library products
@@ -74,8 +76,6 @@ def names_for(spec: Spec) -> tuple[str, ...]:
     if ragged(spec):
         return ("unfused",)  # libraries exchange rows whose number the host knows, and wait for it
     own = ("unfused", "compute_only") if spec.operation.compute == "gemm" else ("unfused",)
-    if spec.then:
-        return own if _ends_in_sum(spec) else own[1:]
     if in_blocks(spec):
         return own  # libraries gather one operand
     if spec.topology.kind == "scale_model":
@@ -83,9 +83,19 @@ def names_for(spec: Spec) -> tuple[str, ...]:
     return (*own, "nccl+cublas") if spec.topology.kind == "real" else (*own, *_symmetric(spec))
 
 
-def _ends_in_sum(spec: Spec) -> bool:
-    """Whether epilogues follow a sum over ranks, whose kernel applies them behind library products too."""
-    return kind_of(spec) in ("reduce_scatter", "all_reduce")
+def _behind_epilogues(spec: Spec) -> tuple[str, ...]:
+    """Those that apply the epilogues too, and the product alone."""
+    if spec.operation.compute != "gemm":
+        return ("unfused",)
+    charged = spec.topology.kind == "scale_model" and not spec.local  # as above
+    lacking = spec.inputs[0].dtype in ONE_BYTE or (charged and by_library(spec))
+    return ("compute_only",) if lacking else ("unfused", "compute_only")
+
+
+def by_library(spec: Spec) -> bool:
+    """Whether `unfused` is a path of library calls: where epilogues follow a product itself, which no schedule leaves to
+    the library. Sums over ranks apply theirs behind library products."""
+    return bool(spec.then) and kind_of(spec) not in ("reduce_scatter", "all_reduce")
 
 
 def check_names(spec: Spec, names: tuple[str, ...]) -> None:
@@ -95,7 +105,7 @@ def check_names(spec: Spec, names: tuple[str, ...]) -> None:
             raise RunnerError("a baseline is known", name, nearest(name, NAMES))
         if name == "nccl+cublas" and spec.topology.kind != "real":
             raise RunnerError("NCCL needs a GPU a rank", spec.topology.name, "use torch.symm_mem or unfused")
-        if spec.then and name != "compute_only" and (name != "unfused" or not _ends_in_sum(spec)):
+        if spec.then and name not in names_for(spec):
             raise RunnerError("what is compared does the same work, epilogues too",
                               f"{name} for {spec.label}", "compare with " + ", ".join(names_for(spec)))
         if ragged(spec) and name != "unfused":

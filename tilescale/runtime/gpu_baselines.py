@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tilescale.deploy.epilogues import finished
 from tilescale.deploy.library import product
 from tilescale.errors import RunnerError, nearest
 from tilescale.runtime import gpu_peers
@@ -84,8 +85,27 @@ def _compute_only(rank: Rank, work: Workload, meet: Meet) -> Path:
     return Path(call, lambda number, out: work.check(number, out, work.local(number) if apart else None))
 
 
+def _unfused(rank: Rank, work: Workload, meet: Meet) -> Path:
+    """A product by cuBLAS in fp32, and its epilogues by torch, rounded once; a gathered operand is gathered before."""
+    if not work.multiplies or work.kind not in ("gather", "none"):
+        raise RunnerError("this path goes with products that are complete on their rank", work.spec.op,
+                          "use the schedule of that name")
+    torch, spec = rank.device.torch, work.spec
+    gather = gpu_peers.gathered(rank, work, meet) if work.kind == "gather" else lambda number: work.calls[number].inputs[0]
+    first = work.calls[0]
+    wide = torch.empty((first.out.shape[0], first.inputs[1].shape[1]), dtype=torch.float32, device=first.out.device)
+
+    def call(number: int) -> Any:
+        data = work.calls[number]
+        product(torch, gather(number), data.inputs[1], wide)
+        data.out.copy_(finished(torch, spec, wide, data.inputs[2:]))
+        return data.out
+
+    return Path(call, work.check)
+
+
 MAKERS: dict[str, Callable[[Rank, Workload, Meet], Path]] = {
     "compute_only": _compute_only, "torch.symm_mem": gpu_peers.symm_mem,
     "torch.symm_mem.one_shot": gpu_peers.symm_mem_one_shot, "torch.symm_mem.two_shot": gpu_peers.symm_mem_two_shot,
-    "nccl+cublas": gpu_peers.nccl,
+    "nccl+cublas": gpu_peers.nccl, "unfused": _unfused,
 }

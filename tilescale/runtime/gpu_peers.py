@@ -33,6 +33,14 @@ def as_peer(work: Workload, call: Call) -> Path:
     return Path(call, lambda number, out: work.check(number, out, work.peers(number)))
 
 
+def gathered(rank: Rank, work: Workload, meet: Meet) -> Call:
+    """The first operand of all ranks, by the copies of torch's symmetric memory."""
+    group = _symmetric_group(rank, meet)
+    torch, name = rank.device.torch, group.group_name
+    operators, wait = torch.ops.symm_mem, torch.ops._c10d_functional.wait_tensor
+    return lambda number: wait(operators._low_contention_all_gather(work.calls[number].inputs[0], name))
+
+
 # -- torch's symmetric memory ------------------------------------------------------------------------------------------
 def symm_mem(rank: Rank, work: Workload, meet: Meet) -> Path:
     """The fused operators (fused_all_gather_matmul, fused_matmul_reduce_scatter); without a product, copies."""
@@ -54,7 +62,7 @@ def symm_mem(rank: Rank, work: Workload, meet: Meet) -> Path:
     calls = {("gather", True): gather_multiply, ("gather", False): gather, ("reduce_scatter", True): multiply_scatter}
     if work.multiplies and work.spec.output.dtype != a_type:
         raise RunnerError("fused operators give the type of their inputs", work.spec.output.dtype)
-    if work.kind == "reduce_scatter":
+    if work.kind in ("gather", "reduce_scatter"):
         _require_even_rows(work)
     if (work.kind, work.multiplies) in calls:
         return as_peer(work, calls[work.kind, work.multiplies])
@@ -162,6 +170,11 @@ def _symmetric_group(rank: Rank, meet: Meet) -> Any:
 
 def _require_even_rows(work: Workload) -> None:
     output = work.spec.output
+    if work.kind == "gather":
+        moved = work.spec.inputs[work.spec.operation.moves[0].operand]
+        if len({moved.local_shape(rank, work.spec.world) for rank in range(work.spec.world)}) > 1:
+            raise RunnerError("peers gather rows, as many of every rank", moved.label, "compare with unfused")
+        return
     if output.shard_dim != 0 or output.sizes[0] % work.spec.world:
         raise RunnerError("peers scatter rows, as many to every rank", output.label, "compare with unfused")
 
@@ -174,7 +187,7 @@ def nccl(rank: Rank, work: Workload, meet: Meet) -> Path:
         raise RunnerError("NCCL goes with operations that communicate", work.spec.op, "use compute_only")
     if in_blocks(work.spec):
         raise RunnerError("NCCL gathers one operand", work.spec.op, "compare with compute_only")
-    if work.kind == "reduce_scatter":
+    if work.kind in ("gather", "reduce_scatter"):
         _require_even_rows(work)
     group, distributed = group_of(rank, meet, "nccl"), torch.distributed
     first, *rest = work.calls[0].inputs

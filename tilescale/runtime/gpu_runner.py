@@ -194,7 +194,8 @@ class GpuRunner:
                ) -> tuple[list[Round], tuple[tuple[str, str], ...], Mapping[str, str]]:
         self._check(spec)
         baselines.check_names(spec, names)
-        aliases = {"unfused": baselines.unfused_schedule(spec)} if "unfused" in names else {}
+        scheduled = "unfused" in names and not baselines.by_library(spec)
+        aliases = {"unfused": baselines.unfused_schedule(spec)} if scheduled else {}
         ready = self._binaries.of_schedules(spec, [*schedules, *aliases.values()])
         contestants: list[Contestant] = []
         binaries: dict[str, bytes] = {}

@@ -71,7 +71,7 @@ def _scaled_local(spec: Spec, schedule: Schedule) -> Scaled:
     a, b = spec.inputs
     local = (
         unit - 3 if tile.small_m(spec) else unit * schedule.cluster_m + unit // 2 + 8,
-        (schedule.block_n or 16) + 24,
+        (schedule.block_n or 16) + _columns_tail(spec),
         2 * (schedule.block_k or 16) * schedule.split_k + _tail(a),
     )
     held = (a.local_shape(0, spec.world), b.local_shape(0, spec.world))
@@ -143,7 +143,7 @@ def _resized(spec: Spec, rows: int, schedule: Schedule) -> Spec:
         return _with(spec, ((m, columns), ), (m, columns))
     b = spec.inputs[1]
     k = (2 * (schedule.block_k or 16) + _tail(a)) * (world if _cut(a, 1) else 1)
-    n = ((schedule.block_n or 16) + 24) * (world if _cut(b, 1) else 1)
+    n = ((schedule.block_n or 16) + _columns_tail(spec)) * (world if _cut(b, 1) else 1)
     return _with(spec, ((m, k), (k, n)), (m, n))
 
 
@@ -161,8 +161,20 @@ def _with(spec: Spec, inputs: tuple[tuple[int, ...], ...], output: tuple[int, ..
     def sized(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
         return dataclasses.replace(tensor, shape=shape)
 
+    if _halves(spec):
+        output = (output[0], output[1] // 2)
     return dataclasses.replace(spec, inputs=tuple(sized(t, s) for t, s in zip(spec.inputs, inputs, strict=True)),
                                output=sized(spec.output, output))
+
+
+def _halves(spec: Spec) -> bool:
+    """Whether the output has half of the product's columns."""
+    return any(epilogue.halves for epilogue in spec.epilogues)
+
+
+def _columns_tail(spec: Spec) -> int:
+    """Columns behind a whole tile; of an output with half of them, in whole blocks of both."""
+    return 32 if _halves(spec) else 24
 
 
 def _on_few_blocks(spec: Spec, schedule: Schedule) -> Plan:

@@ -16,7 +16,7 @@ from tilescale.schedules.geometry import gathers_everywhere
 from tilescale.schedules.knob import BY_NAME
 from tilescale.schedules.ragged import RaggedGeometry, ragged, ragged_geometry
 from tilescale.schedules.schedule import Schedule
-from tilescale.schedules.sums import geometry_of, summed, sums
+from tilescale.schedules.sums import WINDOW_BYTES, geometry_of, norm_bytes, summed, sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import contraction_inner, contracts, gathered_operand, in_blocks, in_whole_shards
 from tilescale.spec.op import Spec
@@ -24,6 +24,7 @@ from tilescale.spec.op import Spec
 MAX_CHUNKS = 64
 MAX_ACCUMULATORS = 192
 MULTIPLIED = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+WHOLE_SUMS = ("direct", "scatter", "one_shot", "two_shot")  # algorithms that add up all parts in one step
 GROUP_ROWS = (1024, 2048)
 
 
@@ -362,6 +363,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: not (spec.operation.compute == "gemm" and s.overlap == "fused" and s.compute == "library")),
     Constraint("epilogue_in_kernel", "a library call only multiplies: epilogues of a product without sums are generated",
                lambda spec, s: _generated(spec, s) or spec.operation.compute != "gemm" or sums(spec) or not spec.extended),
+    Constraint("epilogue_at_owner", "epilogues follow a sum that its owner completes, not one that goes round",
+               lambda spec, s: not spec.then or not sums(spec) or s.algorithm in WHOLE_SUMS),
     Constraint("fused_has_kernel", "a fused schedule has a kernel to fuse into",
                lambda spec, s: not (s.overlap == "fused" and spec.operation.compute != "gemm"
                                     and s.transport == "copy_engine" and s.direction == "pull")),
@@ -391,6 +394,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                _rows_suit_tile),
     Constraint("accumulators_fit", "the sums of a tile fit the registers of the threads that multiply",
                lambda spec, s: not _generated(spec, s) or tile.sum_registers(spec, s) <= MAX_ACCUMULATORS),
+    Constraint("halves_stored_whole", "a tile whose columns become half as many stores them in pieces of 32 bytes",
+               lambda spec, s: not _generated(spec, s) or tile.stored_columns(spec, s) % 16 == 0),
     Constraint("cluster_has_rows", "blocks of a cluster have a row of tiles each",
                lambda spec, s: s.cluster_m == 1 or (not tile.small_m(spec)
                                                     and s.block_m * (s.cluster_m - 1) < _local_rows(spec)[0])),
@@ -399,6 +404,9 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("raster_matters", "a group of rows of tiles spans about as many rows as a wave is wide", _raster_matters),
     Constraint("shared_memory", "the stages fit the shared memory of a block",
                lambda spec, s: not _generated(spec, s) or tile.shared_bytes(spec, s) <= spec.topology.gpu.smem_bytes),
+    Constraint("norm_row_fits", "a row that is normalised fits shared memory beside the transport's pipeline",
+               lambda spec, s: TRANSPORTS[s.transport].shared_bytes + WINDOW_BYTES + norm_bytes(spec)
+               <= spec.topology.gpu.smem_bytes),
     Constraint("deep_enough", "the pipeline has about as many stages as fit", _deep_enough),
     Constraint("index_range", "rows, columns and tiles have 32-bit indices", _index_range),
 )

@@ -20,15 +20,13 @@ from tilescale.schedules.ragged import ragged, ragged_structure
 from tilescale.schedules.reduce import SumPlan, SumShape, counters, sum_chunked, sum_fused, sum_none
 from tilescale.schedules.ring import RingPlan, ring_sums
 from tilescale.schedules.schedule import Schedule
-from tilescale.schedules.sums import RingGeometry, geometry_of, sums
+from tilescale.schedules.sums import SUM_THREADS, WINDOW_BYTES, RingGeometry, geometry_of, norm_bytes, sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import contracts, in_blocks
 from tilescale.spec.op import Spec
 
-COPY_THREADS = 512
+COPY_THREADS = SUM_THREADS
 COPY_OUT_BLOCKS = 8
-WINDOW_ROWS = 80  # of a step table in shared memory: more than the ranks of the largest sum
-WINDOW_BYTES = WINDOW_ROWS * 64
 _OVERLAPS = {"none": lower_none, "chunked": lower_chunked, "fused": lower_fused}
 _EXCHANGE_OVERLAPS = {"none": exchange_none, "fused": exchange_fused}
 _SUM_OVERLAPS = {"none": sum_none, "chunked": sum_chunked, "fused": sum_fused}
@@ -86,7 +84,7 @@ def _sum_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
     shape = SumShape(
         order=schedule.chunk_order, overlap=schedule.overlap, engine=engine, library=schedule.compute == "library",
         depth=schedule.depth, comm_blocks=schedule.num_comm_blocks, work_blocks=share - beside, sum_blocks=adders,
-        copy_threads=COPY_THREADS, copy_shared=transport.shared_bytes + WINDOW_BYTES)
+        copy_threads=COPY_THREADS, copy_shared=transport.shared_bytes + WINDOW_BYTES + norm_bytes(spec))
     ranks = []
     for rank in range(spec.world):
         if isinstance(geo, RingGeometry):

@@ -24,6 +24,7 @@ from tilescale.schedules.plan import (
     Step,
     Sum,
 )
+from tilescale.spec.epilogue import EPILOGUES
 
 Ints = npt.NDArray[np.int64]
 CHUNK = 1 << 22  # entries of one overlap matrix
@@ -59,12 +60,13 @@ Memory = dict[tuple[int, str], list[Access]]
 
 def shared_by_bytes(step: Step) -> bool:
     """Whether the blocks of a role share equal regions alike in all such steps: copies, reductions, clearings, and sums
-    whose result has the size of a source and that carry nothing on. What goes through a multicast address counts units of
-    its own."""
+    whose result has the size of a source, that carry nothing on and do not share rows. What goes through a multicast
+    address counts units of its own."""
     if isinstance(step, MultimemStore | MultimemReduce):
         return False
     if isinstance(step, Sum):
-        return step.dst.size == step.srcs[0].size and not step.carried
+        rows = any(EPILOGUES[name].whole_rows for name in step.then)
+        return step.dst.size == step.srcs[0].size and not step.carried and not rows
     return not isinstance(step, Gemm | Contract | Ragged)
 
 

@@ -21,6 +21,10 @@ from tilescale.spec.op import Spec
 from tilescale.spec.tensor import ITEMSIZE, shard_offset
 
 PIECE_BYTES = 16
+SUM_THREADS = 512
+NORM_LANES = 32
+WINDOW_ROWS = 80  # of a step table in shared memory: more than the ranks of the largest sum
+WINDOW_BYTES = WINDOW_ROWS * 64
 PART_DTYPE = "float32"  # of partial products, unless the declaration allows another
 CARRIED_DTYPE = "float32"  # of sums that lack some ranks, always: they are rounded when they are complete
 
@@ -212,6 +216,14 @@ class SumGeometry:
             self.inbox(owner, rank, chunk) if self.push else self.readable(rank, chunk) for rank in range(self.world))
         extras = self.sum.extras
         return Sum(sources, target, self.sum.element, self.sum.out, extras.regions(self.output(owner, chunk)), extras.then)
+
+
+def norm_bytes(spec: Spec) -> int:
+    """Shared memory of a block that adds up whole rows, behind its window of steps: a row, and a number a thread and lane
+    (codegen/include/tilescale/norm.cuh)."""
+    if not any(epilogue.whole_rows for epilogue in spec.epilogues):
+        return 0
+    return (spec.output.sizes[-1] + SUM_THREADS + NORM_LANES) * ITEMSIZE["float32"]
 
 
 @dataclass(frozen=True)

@@ -107,13 +107,13 @@ def staging(spec: Spec, s: Schedule) -> Staging:
     aligned to 16 bytes. Results of few rows always pass through shared memory, behind the stages."""
     if small_m(spec):
         return Staging(s.block_n, 1, False, s.block_m * (s.block_n + 4) * 4)
-    out = ITEMSIZE[product_dtype(spec)]
-    columns = spec.inputs[1].local_shape(0, spec.world)[1]
+    out, stored = ITEMSIZE[product_dtype(spec)], stored_columns(spec, s)
+    columns = spec.inputs[1].local_shape(0, spec.world)[1] * stored // s.block_n
     if columns * out % 16:
-        return Staging(s.block_n, 1, False, 0)
+        return Staging(stored, 1, False, 0)
     warps = 4 * consumers(spec, s)
-    width = next(size // out for size in (128, 64, 32) if s.block_n % (size // out) == 0)
-    chunks = accumulators(spec, s) * 2 // width
+    width = next(size // out for size in (128, 64, 32) if stored % (size // out) == 0)
+    chunks = accumulators(spec, s) * 2 * stored // s.block_n // width
     room = (spec.topology.gpu.smem_bytes - _fixed_bytes(spec, s)) // (warps * 16 * width * out)
     buffers = max(1, min(chunks, MAX_BUFFERS, room))
     return Staging(width, buffers, True, warps * buffers * 16 * width * out)
@@ -128,6 +128,11 @@ def clustered(sms: int, size: int) -> int:
     """How many of a GPU's SMs clusters of `size` blocks can use, one block each: a cluster lies within a group of SMs (16
     to 18 on Hopper, some fewer), so that pairs use nearly all, larger ones leave a remainder in every group."""
     return sms if size <= 2 else sms * 6 // 7
+
+
+def stored_columns(spec: Spec, s: Schedule) -> int:
+    """Columns of the output that a tile makes: where an epilogue makes one of two, half of its own."""
+    return s.block_n // 2 if any(epilogue.halves for epilogue in spec.epilogues) else s.block_n
 
 
 def tiles(spec: Spec, s: Schedule) -> int:

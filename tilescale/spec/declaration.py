@@ -17,7 +17,7 @@ from tilescale.spec.views import BlockView, PartialView
 
 PLACEMENTS = ("ordinary", "symmetric")
 SUMMING = ("reduce_scatter", "all_reduce")  # kinds of moves that add up what ranks have
-WITHOUT_KERNELS = ("residual_rmsnorm", "swiglu")  # epilogues
+FINISHED = ("gemm", "ag_gemm", "gemm_rs", "gemm_ar", "reduce_scatter", "all_reduce")  # operations with epilogues
 STORED = ("bfloat16", "float16", "float32")  # what kernels round the result of an epilogue to
 Attribute = int | str
 
@@ -207,9 +207,8 @@ def check_epilogue(spec: Spec, epilogue: Epilogue) -> None:
 
 def epilogue_limits(spec: Spec) -> str:
     """Why kernels have no epilogue for a spec, and what to do instead; "" where they can."""
-    lacking = [name for name in spec.then if name in WITHOUT_KERNELS]
-    if lacking:
-        return f"{', '.join(lacking)} has no kernels: apply it with torch to the output"
+    if spec.then and (spec.op not in FINISHED or spec.attribute("gathered")):
+        return f"epilogues have kernels after {', '.join(FINISHED)}: apply them with torch to the output"
     if spec.then and spec.output.dtype not in STORED:
         return f"epilogues end in {', '.join(STORED)}: declare out_dtype so, or apply them with torch to the output"
     return ""

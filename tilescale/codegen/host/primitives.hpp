@@ -183,6 +183,7 @@ template <class T>
 inline const T* cluster_at(const T* p, u32 rank) {
   return static_cast<const T*>(host::cluster_at(p, rank, "reads"));
 }
+inline void load_fence() {}
 template <int kCount>
 inline void keep_sums(float (&)[kCount]) {}
 template <class T>

@@ -184,6 +184,9 @@ template <class C> TS_DEV void copy_role(const Call& call, const Block& me, u8* 
     } else if (step.kind == kSum) {
       if constexpr (Carries<C>::value) {
         carry_step<C>(call, step, row + 1, me);
+      } else if constexpr (C::has_sum && EpilogueOf<C>::whole_rows) {
+        norm_step<C>(Results{&call, step.source_offset, call.args->n}, step, row + 1, me,
+                     smem + StepWindow<C>::kOffset + C::window_rows * sizeof(Step));
       } else if constexpr (C::has_sum) {
         sum_step<C>(call, step, row + 1, me);
       }

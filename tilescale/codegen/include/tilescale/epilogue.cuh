@@ -40,6 +40,7 @@ template <class T, int kCount> TS_DEV void load_values(const u8* base, u64 first
 
 // A number a column is added.
 template <int kSlot, class T> struct Bias {
+  static constexpr bool halves = false, whole_rows = false;
   template <int kCount> static TS_DEV void apply(const Call& call, Place at, float (&values)[kCount]) {
     float added[kCount];
     load_values<T, kCount>((const u8*)call.args->base[kSlot], at.column, at.live, added);
@@ -50,6 +51,7 @@ template <int kSlot, class T> struct Bias {
 
 // A tensor of the shape of the output is added.
 template <int kSlot, class T> struct Addend {
+  static constexpr bool halves = false, whole_rows = false;
   template <int kCount> static TS_DEV void apply(const Call& call, Place at, float (&values)[kCount]) {
     float added[kCount];
     load_values<T, kCount>((const u8*)call.args->base[kSlot], at.element, at.live, added);
@@ -61,6 +63,7 @@ template <int kSlot, class T> struct Addend {
 TS_DEV float silu(float x) { return quotient(x, 1.f + exponential(-x)); }
 
 struct Silu {
+  static constexpr bool halves = false, whole_rows = false;
   template <int kCount> static TS_DEV void apply(const Call&, Place, float (&values)[kCount]) {
 #pragma unroll
     for (int e = 0; e < kCount; ++e) values[e] = silu(values[e]);
@@ -68,27 +71,56 @@ struct Silu {
 };
 
 struct Gelu {
+  static constexpr bool halves = false, whole_rows = false;
   template <int kCount> static TS_DEV void apply(const Call&, Place, float (&values)[kCount]) {
 #pragma unroll
     for (int e = 0; e < kCount; ++e) values[e] = 0.5f * values[e] * (1.f + error_function(values[e] * 0.70710678f));
   }
 };
 
+// The columns of B are those of gate and of up in turn, eight of each: silu(gate) * up, in half as many columns. What it
+// takes are two neighbouring blocks of columns, which a thread holds both; see halve_tile and store_finished.
+struct Swiglu {
+  static constexpr bool halves = true, whole_rows = false;
+  template <int kCount> static TS_DEV void apply(const Call&, Place, float (&)[kCount]) {}
+};
+constexpr u32 kHalfColumns = 8;
+
+// A tensor of the shape of the output is added, and each row divided by the root of its mean square, times a number a
+// column. Adding is elementwise; the rest needs the row, and is norm.cuh's.
+constexpr float kNormEpsilon = 0x1p-20f;  // spec/epilogues/residual_rmsnorm.py
+template <int kResidual, int kGamma, class T> struct ResidualRmsnorm {
+  static constexpr bool halves = false, whole_rows = true;
+  template <int kCount> static TS_DEV void apply(const Call& call, Place at, float (&values)[kCount]) {
+    Addend<kResidual, T>::template apply<kCount>(call, at, values);
+  }
+  template <int kCount> static TS_DEV void scale(const Call& call, u32 column, float by, float (&values)[kCount]) {
+    float gamma[kCount];
+    load_values<T, kCount>((const u8*)call.args->base[kGamma], column, (u32)kCount, gamma);
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) values[e] = values[e] * by * gamma[e];
+  }
+};
+
 // One after the other.
 template <class... Each> struct Then {
+  static constexpr bool halves = (Each::halves || ...), whole_rows = (Each::whole_rows || ...);
   template <int kCount> static TS_DEV void apply(const Call& call, Place at, float (&values)[kCount]) {
     (Each::template apply<kCount>(call, at, values), ...);
+  }
+  template <int kCount> static TS_DEV void scale(const Call& call, u32 column, float by, float (&values)[kCount]) {
+    (Each::template scale<kCount>(call, column, by, values), ...);
   }
 };
 
 // Texts of kernels without epilogues name none, so they stay what they were.
 template <class> struct IsType { typedef void type; };
 template <class C, class = void> struct EpilogueOf {
-  static constexpr bool any = false;
+  static constexpr bool any = false, halves = false, whole_rows = false;
   typedef Then<> type;
 };
 template <class C> struct EpilogueOf<C, typename IsType<typename C::Epilogue>::type> {
-  static constexpr bool any = true;
+  static constexpr bool any = true, halves = C::Epilogue::halves, whole_rows = C::Epilogue::whole_rows;
   typedef typename C::Epilogue type;
 };
 
@@ -122,21 +154,40 @@ template <class C, int kCount> TS_DEV void finish_elements(const Results& result
   }
 }
 
+constexpr int kLoadsAhead = 4;  // pairs of extra operands in flight: more would take the registers that sums are in
+
 // The accumulators of 64 rows of a tile (see store_registers for which thread holds what).
 template <class C>
 TS_DEV void finish_tile(const Results& results, u32 row, u32 rows, u32 column, float (&acc)[C::block_n / 2]) {
   const u32 t = thread() % 128, first = row + t / 32 * 16 + t % 32 / 4;
+  keep_sums(acc);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (first + half * 8 < rows) {
 #pragma unroll
       for (int j = 0; j < C::block_n / 8; ++j) {
+        if (j % kLoadsAhead == 0) load_fence();
         float pair[2] = {acc[4 * j + 2 * half], acc[4 * j + 2 * half + 1]};
         finish_results<C, 2>(results, first + half * 8, column + j * 8 + t % 4 * 2, pair);
         acc[4 * j + 2 * half] = pair[0];
         acc[4 * j + 2 * half + 1] = pair[1];
       }
     }
+  }
+}
+
+// What is stored of a tile: all of its columns, or half.
+template <class C> struct Halved : C { static constexpr int block_n = C::block_n / 2; };
+template <class C, bool kHalves = EpilogueOf<C>::halves> struct StoredAs { typedef C type; };
+template <class C> struct StoredAs<C, true> { typedef Halved<C> type; };
+template <class C> TS_DEV u32 stored_columns(u32 n) { return EpilogueOf<C>::halves ? n / 2u : n; }
+
+// Accumulators of gate and up to those of what is stored, which are laid out as those of a tile of half the columns.
+template <class C> TS_DEV void halve_tile(const float (&acc)[C::block_n / 2], float (&halved)[C::block_n / 4]) {
+#pragma unroll
+  for (int j = 0; j < C::block_n / 16; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) halved[4 * j + e] = silu(acc[8 * j + e]) * acc[8 * j + 4 + e];
   }
 }
 

@@ -253,7 +253,8 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps,
   constexpr u32 kMultiply = GemmLayout<C>::consumers * 128;  // threads
   const u32 warpgroup = thread() / 128 - 1;
   Ring<C::num_stages> ring;
-  Staging<C> staging{smem + GemmLayout<C>::staging_offset + (thread() / 32 - 4) * Staging<C>::warp_bytes};
+  typedef typename StoredAs<C>::type Stored;
+  Staging<Stored> staging{smem + GemmLayout<C>::staging_offset + (thread() / 32 - 4) * Staging<C>::warp_bytes};
   const KRange range = k_range<C>(call);
   [[maybe_unused]] StoreLink<C> link;
   bool signalled = false;
@@ -270,7 +271,8 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps,
       if (thread() % kMultiply == 0) signal_step(call, step, !signalled);
     } else {
       const u32 version = C::store_versions > 1 ? call.calls & 1u : 0u;  // each is a shard of the map
-      const OutRows out{call.at(step.target, step.target_offset), step.rows, call.args->n, step.per_call, step.counter + version};
+      const OutRows out{call.at(step.target, step.target_offset), step.rows, stored_columns<C>(call.args->n), step.per_call,
+                        step.counter + version};
       const Results results{&call, step.target_offset / BytesOf<typename C::Out>::value, call.args->n};
       for_tiles<C>(call, step, me, [&](TilePosition tile) {
         float acc[kSubtiles][C::block_n / 2];
@@ -289,7 +291,13 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps,
         for (int s = 0; s < kSubtiles; ++s) {
           const u32 row = tile.m * C::block_m + (warpgroup * kSubtiles + s) * 64;
           if constexpr (EpilogueOf<C>::any) finish_tile<C>(results, row, step.rows, tile.n * C::block_n, acc[s]);
-          store_rows<C>(acc[s], staging, &maps.out, out, row, tile.n * C::block_n);
+          if constexpr (EpilogueOf<C>::halves) {
+            float halved[C::block_n / 4];
+            halve_tile<C>(acc[s], halved);
+            store_rows<Stored>(halved, staging, &maps.out, out, row, tile.n * Stored::block_n);
+          } else {
+            store_rows<Stored>(acc[s], staging, &maps.out, out, row, tile.n * C::block_n);
+          }
         }
       });
     }

@@ -23,14 +23,6 @@ template <class Out> TS_DEV void store_pair(u8* out, u64 row, u32 column, u32 n,
 
 struct alignas(16) Sums { float x, y, z, w; };
 
-template <class C> TS_DEV void finish_four(const Results& results, u32 row, u32 column, Sums& sum) {
-  if constexpr (EpilogueOf<C>::any) {
-    float values[4] = {sum.x, sum.y, sum.z, sum.w};
-    finish_results<C, 4>(results, row, column, values);
-    sum = Sums{values[0], values[1], values[2], values[3]};
-  }
-}
-
 // Four neighbouring outputs of a row.
 template <class Out> TS_DEV void store_four(u8* out, u64 row, u32 column, u32 n, Sums v) {
   if (n % 4u != 0u) {
@@ -43,6 +35,32 @@ template <class Out> TS_DEV void store_four(u8* out, u64 row, u32 column, u32 n,
     } else {
       store((u64*)p, pack2<Out>(v.x, v.y) | (u64)pack2<Out>(v.z, v.w) << 32);
     }
+  }
+}
+
+template <class C> TS_DEV void finish_four(const Results& results, u32 row, u32 column, Sums& sum) {
+  if constexpr (EpilogueOf<C>::any) {
+    float values[4] = {sum.x, sum.y, sum.z, sum.w};
+    finish_results<C, 4>(results, row, column, values);
+    sum = Sums{values[0], values[1], values[2], values[3]};
+  }
+}
+
+// Four neighbouring results behind the epilogues: `part(c)` gives the sums at columns c to c + 3 of a tile that begins at
+// `column` of the product; `c` counts the columns that are stored.
+template <class C, class Part>
+TS_DEV void store_finished(const Results& results, u8* base, u32 row, u32 column, u32 c, Part part) {
+  if constexpr (EpilogueOf<C>::halves) {
+    const u32 at = c / kHalfColumns * (2 * kHalfColumns) + c % kHalfColumns;
+    Sums gate = part(at), up = part(at + kHalfColumns);
+    finish_four<C>(results, row, column + at, gate);
+    finish_four<C>(results, row, column + at + kHalfColumns, up);
+    const Sums made{silu(gate.x) * up.x, silu(gate.y) * up.y, silu(gate.z) * up.z, silu(gate.w) * up.w};
+    store_four<typename C::Out>(base, row, column / 2u + c, results.columns / 2u, made);
+  } else {
+    Sums sum = part(c);
+    finish_four<C>(results, row, column + c, sum);
+    store_four<typename C::Out>(base, row, column + c, results.columns, sum);
   }
 }
 

@@ -17,6 +17,7 @@
 #include "epilogue.cuh"
 #include "sum.cuh"
 #include "multimem.cuh"
+#include "norm.cuh"
 #include "carry.cuh"
 #include "copy.cuh"
 #include "gemm_store.cuh"

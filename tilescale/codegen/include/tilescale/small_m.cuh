@@ -111,17 +111,20 @@ template <int kParts> TS_DEV Sums sum_parts(const float* own) {
 
 // This block's share of the tile: summed over the parts, and stored.
 template <class C> TS_DEV void small_store(const Call& call, const Step& step, const float* sums, u32 column) {
-  constexpr u32 kFours = C::block_n / 4, kThreads = SmallLayout<C>::consumers * 128;
+  constexpr u32 kFours = StoredAs<C>::type::block_n / 4, kThreads = SmallLayout<C>::consumers * 128;
   u8* out = call.at(step.target, step.target_offset);
   const Results results{&call, step.target_offset / BytesOf<typename C::Out>::value, call.args->n};
   const u32 part = C::splits ? cluster_rank() : 0u;
   for (u32 i = part * kThreads + thread() - 128; i < step.rows * kFours; i += C::split_k * kThreads) {
     const u32 row = i / kFours, c = i % kFours * 4;
-    const float* own = sums + row * SmallLayout<C>::pitch + c;
-    Sums sum = *(const Sums*)own;
-    if constexpr (C::splits) sum = sum_parts<C::split_k>(own);
-    finish_four<C>(results, row, column + c, sum);
-    store_four<typename C::Out>(out, row, column + c, call.args->n, sum);
+    store_finished<C>(results, out, row, column, c, [&](u32 at) {
+      const float* own = sums + row * SmallLayout<C>::pitch + at;
+      if constexpr (C::splits) {
+        return sum_parts<C::split_k>(own);
+      } else {
+        return *(const Sums*)own;
+      }
+    });
   }
 }
 
