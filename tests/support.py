@@ -56,8 +56,8 @@ def contraction(name: str, shape: tuple[int, int, int] = MAIN, ranks: int = 4, *
 
 
 def all_gather(shape: tuple[int, ...] = (4096, 8192), ranks: int = 4, *, dtype: str = "bfloat16",
-               inputs: str = "ordinary") -> Spec:
-    return redistribute(Tensor(shape, dtype, FullRow), Replicate, topology=topology(ranks), inputs=inputs)
+               inputs: str = "ordinary", on: Topology | None = None) -> Spec:
+    return redistribute(Tensor(shape, dtype, FullRow), Replicate, topology=on or topology(ranks), inputs=inputs)
 
 
 def gemm_rs(shape: tuple[int, int, int] = MAIN, ranks: int = 4, *, out: str = "FullRow", order: str = "row",

@@ -20,6 +20,8 @@ from tilescale.codegen.table import (
     BLOCK,
     KIND_COPY,
     KIND_GEMM,
+    KIND_MULTI_STORE,
+    KIND_MULTI_SUM,
     KIND_PACE,
     KIND_RESERVE,
     KIND_SIGNAL,
@@ -31,7 +33,7 @@ from tilescale.codegen.table import (
     STATE,
     STEP,
 )
-from tilescale.deploy.driver import MAP_BYTES, DeviceFacts, DriverError, Grid, KernelParameters, Matrix
+from tilescale.deploy.driver import MAP_BYTES, Agree, DeviceFacts, DriverError, Grid, KernelParameters, Matrix
 from tilescale.spec.tensor import ITEMSIZE
 
 H200 = DeviceFacts("NVIDIA H200", "gpu-0", (9, 0), 132, 232448, 13000, "580.159.04")
@@ -63,6 +65,7 @@ class Machine:
     seed: int = 0
     memory: dict[int, bytearray] = field(default_factory=dict)
     aliases: dict[int, int] = field(default_factory=dict)
+    multicast: dict[int, tuple[int, ...]] = field(default_factory=dict)
     queues: dict[tuple[int, int], list[Work]] = field(default_factory=dict)
     next_base: int = _SPACE
     log: list[tuple[object, ...]] = field(default_factory=list)
@@ -79,6 +82,11 @@ class Machine:
         memory = self.memory[self.aliases.get(base, base)]
         assert address - base + size <= len(memory), f"{size} bytes at {address:#x} end behind the allocation"
         return memoryview(memory)[address - base : address - base + size]
+
+    def members(self, address: int) -> list[int]:
+        """Addresses that a multicast address stands for."""
+        base = address // _SPACE * _SPACE
+        return [member + address - base for member in self.multicast[base]]
 
     def real(self, address: int) -> int:
         """The address that its owner would use."""
@@ -195,6 +203,19 @@ class FakeDriver:
     def close_memory(self, address: int) -> None:
         self.opened.remove(address)
         del self.machine.aliases[address]
+
+    def bind_multicast(self, address: int, rank: int, world: int, agree: Agree) -> int:
+        def told() -> bytes:
+            self._fail("bind_multicast")
+            return struct.pack("<Q", address)
+
+        members = [struct.unpack("<Q", each)[0] for each in agree(told)]
+        found, self.machine.next_base = self.machine.next_base, self.machine.next_base + _SPACE
+        self.machine.multicast[found] = tuple(members)
+        return found
+
+    def unbind_multicast(self, address: int) -> None:
+        del self.machine.multicast[address]
 
     def pinned(self, size: int) -> int:
         address = self.machine.allocate(size)
@@ -369,6 +390,12 @@ class _Block:
                 pass  # the scale model's clock takes time alone; sources are read by the sum before them
             elif kind == KIND_SUM:
                 self.add_up(i + 1, rows, self.slot(target, calls) + target_offset, size, calls)
+            elif kind == KIND_MULTI_STORE:
+                for base in machine.members(self.slot(target, calls)):
+                    self.copy(self.slot(source, calls) + source_offset, base + target_offset, size, unit=16)
+            elif kind == KIND_MULTI_SUM:
+                parts = [base + source_offset for base in machine.members(self.slot(source, calls))]
+                self.total(parts, self.slot(target, calls) + target_offset, size, unit=16)
             elif kind == KIND_GEMM and self.index == 0:  # the first block of a gang does the products of all
                 operand = source + (calls & 1 if value == 2 else 0)
                 self.multiply(operand, size, source_offset, rows, self.slot(target, calls) + target_offset)
@@ -380,8 +407,8 @@ class _Block:
         assert base, f"slot {slot} has no address"
         return base + (self.arguments.stride[slot] if calls & 1 else 0)
 
-    def copy(self, source: int, target: int, size: int) -> None:
-        each = -(-size // self.gang)
+    def copy(self, source: int, target: int, size: int, unit: int = 1) -> None:
+        each = -(-(size // unit) // self.gang) * unit
         begin = min(size, each * self.index)
         share = min(size, begin + each) - begin
         if share:
@@ -390,18 +417,24 @@ class _Block:
     def add_up(self, first: int, sources: int, target: int, size: int, calls: int) -> None:
         """This block's share of the elements, in fp32, rounded once."""
         machine = self.machine
-        part, out = self.type_named("Part"), self.type_named("Out")
         unit = int(self.text.split("copy_unit = ")[1].split(";")[0])
+        parts = []
+        for i in range(first, first + sources):
+            _, _, slot, _, _, _, _, _, offset, *_ = STEP.unpack(
+                machine.at(self.arguments.steps + i * STEP.size, STEP.size))
+            parts.append(self.slot(slot, calls) + offset)
+        self.total(parts, target, size, unit)
+
+    def total(self, parts: list[int], target: int, size: int, unit: int) -> None:
+        machine, part, out = self.machine, self.type_named("Part"), self.type_named("Out")
         each = -(-(size // unit) // self.gang) * unit
         begin, end = min(size, each * self.index), min(size, each * (self.index + 1))
         if begin == end:
             return
         count = (end - begin) // ITEMSIZE[part]
         total = torch.zeros(1, count)
-        for i in range(first, first + sources):
-            _, _, slot, _, _, _, _, _, offset, *_ = STEP.unpack(
-                machine.at(self.arguments.steps + i * STEP.size, STEP.size))
-            total += machine.tensor(Matrix(self.slot(slot, calls) + offset + begin, 1, count, (count, 1), part))
+        for address in parts:
+            total += machine.tensor(Matrix(address + begin, 1, count, (count, 1), part))
         to = target + begin // ITEMSIZE[part] * ITEMSIZE[out]
         machine.tensor(Matrix(to, 1, count, (count, 1), out)).copy_(total)
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tilescale.deploy.cuda_driver import CudaDriver
+from tilescale.deploy.multicast import MulticastMemory
 from tilescale.deploy.vmm import VmmMemory
 
 GRAIN = 2 << 20
@@ -27,17 +28,19 @@ class FakeCu:
     """Fails the call named `failing`. `supported`: of the attributes that are asked for. `live` counts what is held."""
 
     CUresult = SimpleNamespace(CUDA_SUCCESS=OK)
-    CUmemAllocationHandleType = SimpleNamespace(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR="fd")
+    CUmemAllocationHandleType = SimpleNamespace(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR=1)
     CUmemAllocationType = SimpleNamespace(CU_MEM_ALLOCATION_TYPE_PINNED="pinned")
     CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE="device")
     CUmemAllocationGranularity_flags = SimpleNamespace(CU_MEM_ALLOC_GRANULARITY_MINIMUM="minimum")
     CUmemAccess_flags = SimpleNamespace(CU_MEM_ACCESS_FLAGS_PROT_READWRITE="rw")
     CUdevice_attribute = SimpleNamespace(
         CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED="vmm",
-        CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED="fd")
+        CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED="fd",
+        CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED="many")
+    CUmulticastGranularity_flags = SimpleNamespace(CU_MULTICAST_GRANULARITY_MINIMUM="minimum")
 
     def __init__(self, device: int = 0) -> None:
-        self.device, self.failing, self.supported = device, "", {"vmm", "fd"}
+        self.device, self.failing, self.supported = device, "", {"vmm", "fd", "many"}
         self.files: dict[int, tuple[int, int]] = {}  # handle: memory file, size
         self.places: dict[int, Reservation] = {}
         self.calls: list[str] = []
@@ -68,8 +71,40 @@ class FakeCu:
         return OK, int(attribute in self.supported)
 
     def cuMemGetAllocationGranularity(self, properties: Any, option: str) -> Any:
-        assert (properties.type, properties.requestedHandleTypes, option) == ("pinned", "fd", "minimum")
+        assert (properties.type, properties.requestedHandleTypes, option) == ("pinned", 1, "minimum")
         return OK, GRAIN
+
+    # -- multicast: an object is a memory file, too ------------------------------------------------------------------------
+    CUmulticastObjectProp = SimpleNamespace
+
+    def _object(self, handle: int) -> tuple[int, set[int], set[int]]:
+        return OBJECTS[os.fstat(self.files[handle][0]).st_ino]
+
+    def cuMulticastGetGranularity(self, wanted: Any, option: str) -> Any:
+        return OK, GRAIN
+
+    def cuMulticastCreate(self, wanted: Any) -> Any:
+        assert wanted.handleTypes == 1
+        descriptor = os.memfd_create("object")
+        os.ftruncate(descriptor, wanted.size)
+        OBJECTS[os.fstat(descriptor).st_ino] = (wanted.numDevices, set(), set())
+        return OK, self._keep(descriptor, wanted.size)
+
+    def cuMulticastAddDevice(self, handle: int, device: int) -> Any:
+        assert device == self.device
+        self._object(handle)[1].add(device)
+        return (OK,)
+
+    def cuMulticastBindMem(self, handle: int, at: int, memory: int, offset: int, size: int, flags: int) -> Any:
+        wanted, added, bound = self._object(handle)
+        assert len(added) == wanted, "bound before all devices were added"
+        assert (at, offset, size) == (0, 0, self.files[memory][1])
+        bound.add(self.device)
+        return (OK,)
+
+    def cuMulticastUnbind(self, handle: int, device: int, at: int, size: int) -> Any:
+        self._object(handle)[2].remove(device)
+        return (OK,)
 
     CUmemAllocationProp = staticmethod(lambda: SimpleNamespace(location=SimpleNamespace()))
     CUmemAccessDesc = SimpleNamespace
@@ -92,11 +127,11 @@ class FakeCu:
         return (OK,)
 
     def cuMemExportToShareableHandle(self, handle: int, kind: str, flags: int) -> Any:
-        assert kind == "fd"
+        assert kind == 1
         return OK, os.dup(self.files[handle][0])
 
     def cuMemImportFromShareableHandle(self, descriptor: int, kind: str) -> Any:
-        assert kind == "fd"
+        assert kind == 1
         return OK, self._keep(os.dup(descriptor), os.fstat(descriptor).st_size)
 
     def cuMemAddressReserve(self, size: int, alignment: int, address: int, flags: int) -> Any:
@@ -156,9 +191,14 @@ class FakeCu:
         return (OK,)
 
 
+# Multicast objects of all devices of this process, by the file that stands for one: devices wanted, added and bound.
+OBJECTS: dict[int, tuple[int, set[int], set[int]]] = {}
+
+
 class VmmDriver(CudaDriver):
     """CudaDriver on a FakeCu."""
 
     def __init__(self, device: int = 0) -> None:
         self.peer_memory, self._cu = "vmm", FakeCu(device)
         self._memory = VmmMemory(self._cu, self._call)
+        self._multicast = MulticastMemory(self._cu, self._call, self._memory)

@@ -68,6 +68,12 @@ BY_NAME = {
         "the wait that comes first now is for peers that have read this rank's operand: they have started their calls, so "
         "theirs are there"
     ),
+    ("all_gather multimem", "data of a wrong peer"): (
+        "one store gives all ranks the same bytes, before the signals that tell of it: the peer's are there, too"
+    ),
+    ("all_reduce multimem one_shot", "data to a wrong peer"): (
+        "a sum over all ranks does not depend on whose part lies where; ranks tell when theirs lies there"
+    ),
     ("combine pull symmetric", "counters of two waits swapped"): (
         "the wait that comes first now is for peers that have read this rank's rows: they have started their calls, so "
         "what they tell is there"

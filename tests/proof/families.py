@@ -14,6 +14,7 @@ from tilescale.schedules.lower import lower
 from tilescale.schedules.plan import Plan
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
+from tilescale.spec.topology import Topology
 from tilescale.spec.views import FullRow, Replicate
 
 TILE = {"block_m": 64, "block_n": 128, "block_k": 64, "num_stages": 3, "raster_group": 8}
@@ -32,8 +33,12 @@ BYTES = replace(LOCAL, block_m=128, block_k=128, num_stages=3)
 FEW = replace(LOCAL, block_m=16, block_n=64, block_k=128, split_k=2)
 
 
-def _spec(inputs: str = "ordinary", ranks: int = 3) -> Spec:
-    return ag_gemm((128 * ranks, 128 * ranks, 128), ranks, inputs=inputs)
+MULTIMEM = replace(COPY, transport="multimem")
+SWITCHED = Topology.named("8xH200-NVSwitch", ranks=3)
+
+
+def _spec(inputs: str = "ordinary", ranks: int = 3, on: Topology | None = None) -> Spec:
+    return ag_gemm((128 * ranks, 128 * ranks, 128), ranks, inputs=inputs, on=on)
 
 
 def _kept(inputs: str = "ordinary") -> Spec:
@@ -41,12 +46,12 @@ def _kept(inputs: str = "ordinary") -> Spec:
     return ag_gemm((384, 384, 128), 3, inputs=inputs, gathered=True)
 
 
-def _gather(inputs: str = "ordinary", ranks: int = 3) -> Spec:
-    return all_gather((128 * ranks, 256), ranks, inputs=inputs)
+def _gather(inputs: str = "ordinary", ranks: int = 3, on: Topology | None = None) -> Spec:
+    return all_gather((128 * ranks, 256), ranks, inputs=inputs, on=on)
 
 
-def _product(out: str = "FullRow", shape: tuple[int, int, int] = (384, 256, 384)) -> Spec:
-    return product(shape, 3, out=out)
+def _product(out: str = "FullRow", shape: tuple[int, int, int] = (384, 256, 384), on: Topology | None = None) -> Spec:
+    return product(shape, 3, out=out, on=on)
 
 
 def _local(rows: int = 304, order: str = "row", dtype: str = "bfloat16", depth: int = 816) -> Spec:
@@ -54,8 +59,8 @@ def _local(rows: int = 304, order: str = "row", dtype: str = "bfloat16", depth: 
     return product((rows, 304, depth), 2, out="Partial", order=order, dtype=dtype)
 
 
-def _sum(to: object = Replicate, rows: int = 384, inputs: str = "ordinary") -> Spec:
-    return reduction((rows, 24), 3, to=to, inputs=inputs)
+def _sum(to: object = Replicate, rows: int = 384, inputs: str = "ordinary", on: Topology | None = None) -> Spec:
+    return reduction((rows, 24), 3, to=to, inputs=inputs, on=on)
 
 
 def _contraction(name: str = "weights", inputs: str = "ordinary") -> Spec:
@@ -103,6 +108,13 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "all_reduce copy engine": (_sum(), replace(COPY, **TWO_SHOT, **ENGINE)),
     "reduce_scatter uneven": (_sum(FullRow, 100), replace(COPY, depth=1, num_comm_blocks=2)),
     "reduce_scatter pull": (_sum(FullRow), replace(COPY, direction="pull", **PLAIN)),
+    "all_gather multimem": (_gather(on=SWITCHED), MULTIMEM),
+    "ag_gemm multimem": (_spec(on=SWITCHED), replace(FUSED, transport="multimem")),
+    "reduce_scatter multimem": (_sum(FullRow, on=SWITCHED), replace(MULTIMEM, direction="pull")),
+    "all_reduce multimem one_shot": (_sum(on=SWITCHED), replace(MULTIMEM, direction="pull", **ONE_SHOT, **PLAIN)),
+    "all_reduce multimem two_shot": (_sum(on=SWITCHED), replace(MULTIMEM, direction="pull", **TWO_SHOT)),
+    "gemm_ar multimem": (_product("Replicate", on=SWITCHED), replace(
+        FUSED, transport="multimem", direction="pull", depth=1, num_comm_blocks=0, **ONE_SHOT)),
     "weights push": (_contraction(), FUSED),
     "weights pull": (_contraction(), replace(FUSED, direction="pull", chunk_order="chunk_major")),
     "weights pull symmetric": (_contraction(inputs="symmetric"), replace(FUSED, transport="tma", direction="pull")),

@@ -117,6 +117,15 @@ RUNS |= {
     "few rows of bytes": (
         gemm_rs((13, 304, 1632), 2, out="Partial", order="col", dtype="float8_e4m3fn", on=_ON), replace(FEW, block_k=256)),
 }
+_SWITCHED = {ranks: Topology.named("8xH200-NVSwitch", ranks) for ranks in (2, 3)}
+_MULTI = replace(_COPY, transport="multimem")
+RUNS |= {
+    "switch sums": (reduction((182, 1032), 3, on=_SWITCHED[3]), replace(_MULTI, direction="pull", **TWO_SHOT)),
+    "switch sums floats": (
+        gemm_rs((208, 304, 304), 2, on=_SWITCHED[2]),
+        replace(FUSED, transport="multimem", direction="pull", depth=1, num_comm_blocks=0)),
+    "switch stores": (redistribute(Tensor((546, 1032), "bfloat16", FullRow), Replicate, topology=_SWITCHED[3]), _MULTI),
+}
 _BYTES = {"order": "col", "dtype": "float8_e4m3fn", "on": _ON}
 RUNS |= {
     "scaled": (scaled(gemm_rs((304, 304, 544), 2, **_BYTES), "tensor"), replace(SCATTER, block_k=128)),
@@ -143,7 +152,7 @@ RUNS["signals"] = (between_two(), Schedule(
     compute="generated", block_m=128, block_n=256, block_k=64, num_stages=3, raster_group=4))
 PLANS: dict[str, Plan] = {"signals": there_and_back(*RUNS["signals"])}
 # Schedules whose kernels the rules walk for every mutant, besides those that run it: all roles, and the fused one.
-RULED = ("tma small", "sum", "fused pull", "segments", "product", "product of bytes")
+RULED = ("tma small", "sum", "fused pull", "segments", "product", "product of bytes", "switch sums", "switch stores")
 ADVERSARIES = ("lazy", "random", "eager", "random", "lazy", "random")
 TIMEOUT_S = 60.0
 STEP_LIMIT = 3_000_000

@@ -32,6 +32,8 @@ FRAGMENTS: dict[str, tuple[str, str]] = {
                      f"u32 x = pack2<Bf16>(1, 2); warp_sync(); fence_async_smem(); {STORE} bulk_wait<0>();"),
     "alias_fence": ("multimem_store<Bf16>(out, v); fence_alias(); load(from);",
                     "multimem_store<Bf16>(out, v); load(from);"),
+    "alias_fence_after_wait": ("wait_step(call, row); if (n == 1) fence_alias(); load(from);",
+                               "wait_step(call, row); load(from);"),
     "one_fence": ("store(out, 1); sync(); fence_system(); signal_add(counter, 1); signal_add(counter, 2);",
                   "store(out, 1); sync(); fence_system(); signal_add(counter, 1); fence_system(); signal_add(counter, 2);"),
     "wait_acquires": ("if (thread() == 0) { load_acquire(counter); } sync(); load(from);",

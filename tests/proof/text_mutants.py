@@ -17,7 +17,8 @@ from tilescale.codegen.host.build import INCLUDE
 # Lines of these functions run in the scale model alone, in time that the emulator does not model.
 PACED = ("walk_links", "reserve_links", "pace_step", "links_of", "next_store", "drain", "charge_rows")
 HEADERS = ("carry.cuh", "comm.cuh", "contract.cuh", "copy.cuh", "epilogue.cuh", "gemm.cuh", "gemm_split.cuh",
-           "gemm_store.cuh", "kernels.cuh", "moe.cuh", "norm.cuh", "scales.cuh", "share.cuh", "small_m.cuh", "sum.cuh")
+           "gemm_store.cuh", "kernels.cuh", "moe.cuh", "multimem.cuh", "norm.cuh", "scales.cuh", "share.cuh", "small_m.cuh",
+           "sum.cuh")
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class TextMutant:
 
 # Lost statements, by what is lost.
 LOST: dict[str, str] = {
-    "lost fence": "fence_system|fence_async_global|fence_async_smem|mb_fence_init|wg_fence|grid_wait",
+    "lost fence": "fence_system|fence_alias|fence_async_global|fence_async_smem|mb_fence_init|wg_fence|grid_wait",
     "lost block barrier": "sync|named_barrier|warp_sync",
     "lost meeting of a cluster": "cluster_sync",
     "lost signal": "signal_add|signal_step",
@@ -49,8 +50,8 @@ LOST: dict[str, str] = {
         "wgmma|wgmma_turned|multiply_stage|multiply_tile|multiply_tile_promoted|small_multiply|small_stage|multiply_segment|"
         "contract_tile"),
     "lost store": ("store|store_pair|store_four|store_chunk|store_chunks|store_registers|tma_store_3d|send_part|small_put|"
-                   "cluster_store"),
-    "lost sum": "sum_units|sum_step|add_parts|carry_units|carry_step|promote|promote_scaled|small_promote",
+                   "cluster_store|store_private|multimem_store|multi_store|write_sum"),
+    "lost sum": "sum_units|sum_step|add_parts|carry_units|carry_step|promote|promote_scaled|small_promote|multi_sum",
     "lost scale": "scale_rows|scale_four|load_scales",
     "lost task": (
         "route_step|total_step|send_step|place_step|tally_step|return_step|weigh_step|ragged_step|add_warps|begin_rows|"
@@ -163,6 +164,7 @@ _BYTES = ("product of bytes", "few rows of bytes")
 _SCALED = ("scaled rows and columns", "scaled blocks", "few rows scaled", "few rows in blocks", "gathered rows scaled",
            "scaled")
 _SUMS = ("sum", "sum of floats", "sum of odd sizes", "sum of three", "sum handed out", "scatter")
+_SWITCH = ("switch stores", "switch sums", "switch sums floats")
 _DISPATCHES, _COMBINES = ("dispatch", "dispatch pulled"), ("combine", "combine pulled")
 _CLUSTERS = ("product in clusters", "product in clusters, col")
 RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
@@ -190,6 +192,7 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "store_pair": ("odd columns", "odd columns of floats", *_FEW), "store_registers": ("odd columns",),
         "copy_chunk": ("scatter", "scatter large"), "store_chunk": (*_STAGED, "scatter"),
         "store_rows": (*_STAGED, "odd columns"), "": _STAGED},
+    "multimem.cuh": {"": _SWITCH},
     "scales.cuh": {"": _SCALED},
     "small_m.cuh": {
         "small_stage": (*_BYTES, "few rows", "few rows in blocks"), "small_promote": ("few rows in blocks",),
@@ -213,6 +216,8 @@ _BY_TMA = ("tma", "mb_", "pipe", "fence_async", "tile + done")  # what the lines
 def _runs(header: str, function: str, place: str) -> tuple[str, ...]:
     if header == "copy.cuh" and (function == "load_next" or any(word in place for word in _BY_TMA)):
         function = "copy_by_tma"
+    if place.startswith("multi_"):
+        return _SWITCH
     if header == "kernels.cuh" and "small" in place:
         return _FEW
     known = RUNS_OF.get(header, {})

@@ -9,6 +9,7 @@ from typing import Any
 
 from tilescale.deploy.peer_memory import chosen
 from tilescale.runtime import gpu_job
+from tilescale.runtime.gpu_placement import NOT_TRIED
 from tilescale.runtime.mps import PIPES
 from tilescale.runtime.rank import RankContext, RankReport
 
@@ -39,7 +40,10 @@ class Worker:
             facts = {"uuid": self.told.get("uuids", ["gpu-test"] * world)[rank], "gpu": "H200", "driver": "580.1",
                      "cuda": 13000, "torch": "2.11", "sms": self.told.get("sms", self.context.settings["share_sms"]),
                      "groups": world, "blocks_per_sm": 1, "absent": self.told.get("absent", [0] * world)[rank],
-                     "visible": os.environ.get(PIPES, ""), "peer_memory": chosen()}
+                     "visible": os.environ.get(PIPES, ""), "peer_memory": chosen(),
+                     "multicast": self.told.get("multicast", [NOT_TRIED] * world)[rank]}
+            if not self.context.settings["multicast"]:
+                facts["multicast"] = NOT_TRIED
             return RankReport("ok", message=json.dumps(facts))
         assert self.race is not None
         if self.told.get("at") in [each.name for each in self.race.contestants] and rank == 1:

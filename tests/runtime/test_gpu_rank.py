@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from deploy.fakes import ag_gemm, all_gather, images, kinds, one_schedule
+from runtime import gpu_fakes
 from runtime.gpu_fakes import TIME_US, Ranks
 from support import gemm_rs, reduction
 
@@ -53,6 +54,17 @@ def test_facts_say_who_a_rank_is_and_that_blocks_are_resident() -> None:
     facts = Ranks(2).facts()
     assert [fact["uuid"] for fact in facts] == ["gpu-0", "gpu-0"]
     assert [(fact["sms"], fact["absent"], fact["blocks_per_sm"]) for fact in facts] == [(64, 0, 1)] * 2
+
+
+def test_multicast_is_tried_where_it_is_asked_for_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [fact.get("multicast", "") for fact in Ranks(2).facts()] == ["", ""]
+    monkeypatch.setitem(gpu_fakes.SETTINGS, "multicast", True)
+    ranks = Ranks(2)
+    assert [fact["multicast"] for fact in ranks.facts()] == ["works", "works"]
+    assert ranks.machine.multicast == {}
+    ranks = Ranks(2)
+    ranks.drivers[1].failing = "bind_multicast"
+    assert all("rank 1: a CUDA driver call succeeds; got: bind_multicast" in fact["multicast"] for fact in ranks.facts())
 
 
 def test_a_race_before_the_facts_is_a_failure() -> None:

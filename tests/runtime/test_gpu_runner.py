@@ -16,6 +16,7 @@ from process_support import SEARCH_PATH, end_and_list_orphans, run_script, wait_
 from runtime.gpu_worker import WORKER
 
 import tilescale as ts
+from tilescale.deploy.multicast import SWITCHES
 from tilescale.errors import RunnerError
 from tilescale.runtime.device_lock import DeviceLock
 from tilescale.runtime.gpu_runner import GpuRunner
@@ -86,6 +87,33 @@ def test_b9_ranks_that_share_a_gpu_by_accident_are_refused_with_their_gpus(make:
     assert "local rank" in caught.value.remedy
     facts = make(real, uuids=["gpu-c", "gpu-a"], sms=132).start()
     assert [fact.uuid for fact in facts] == ["gpu-c", "gpu-a"]
+
+
+def test_multimem_is_measured_where_the_owner_allows_it_and_every_rank_has_tried_it(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TILESCALE_MULTICAST", "TILESCALE_PEER_MEMORY", *SWITCHES):
+        monkeypatch.delenv(name, raising=False)
+    real = ts.Topology.named("8xH200-NVSwitch").with_ranks(2)
+
+    def has(topology: ts.Topology, multicast: list[str]) -> tuple[bool, set[str]]:
+        """Whether a runner has it, and how its ranks share memory; no rank is started for asking."""
+        told: dict[str, Any] = {"multicast": multicast}
+        if topology is real:
+            told |= {"uuids": ["gpu-a", "gpu-b"], "sms": 132}
+        runner = make(topology, **told)
+        found = runner.multicast, {facts.peer_memory for facts in runner.facts}
+        runner.close()
+        return found
+
+    works, fails = ["works", "works"], ["works", "rank 1: it cannot be bound"]
+    assert has(real, works) == (False, set())
+    monkeypatch.setenv("TILESCALE_MULTICAST", "1")
+    assert has(real, works) == (True, {"vmm"})
+    assert has(real, fails) == (False, {"vmm"})
+    assert has(SPEC.topology, works) == (False, set())
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
+    assert has(real, works) == (False, set())
 
 
 @pytest.mark.parametrize("world", [3, 6])

@@ -34,7 +34,8 @@ def test_points_are_either_feasible_or_counted_once(spec: Spec) -> None:
 def test_every_transport_direction_overlap_and_compute_is_in_the_main_space() -> None:
     schedules = space(ag_gemm()).schedules
     for name in ("transport", "direction", "overlap", "compute", "depth", "chunk_rows", "chunk_order"):
-        assert {getattr(s, name) for s in schedules} >= set(BY_NAME[name].domain), name
+        wanted = set(BY_NAME[name].domain) - {"multimem"}  # a scale model has no switch
+        assert {getattr(s, name) for s in schedules} >= wanted, name
     assert not any(s.overlap == "fused" and s.compute == "library" for s in schedules)
 
 

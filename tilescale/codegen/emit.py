@@ -8,6 +8,7 @@ from math import prod
 from tilescale.codegen.maps import map_bytes, out_shard_bytes, stored_buffer, tensor_maps
 from tilescale.codegen.program import (
     COUNTER_BYTES,
+    EVERY_RANK,
     STATE_BYTES,
     CopyCall,
     GemmCall,
@@ -23,6 +24,8 @@ from tilescale.codegen.table import (
     KIND_COPY,
     KIND_GEMM,
     KIND_LOOP,
+    KIND_MULTI_STORE,
+    KIND_MULTI_SUM,
     KIND_PACE,
     KIND_RESERVE,
     KIND_SIGNAL,
@@ -47,7 +50,22 @@ from tilescale.schedules import tile
 from tilescale.schedules.contracting import BOTH, contraction_size
 from tilescale.schedules.gather import SIGNAL_THREADS
 from tilescale.schedules.lower import lower
-from tilescale.schedules.plan import Contract, Copy, Gemm, Launch, Plan, Ragged, Region, Role, Signal, Step, Sum, Wait
+from tilescale.schedules.plan import (
+    Contract,
+    Copy,
+    Gemm,
+    Launch,
+    MultimemReduce,
+    MultimemStore,
+    Plan,
+    Ragged,
+    Region,
+    Role,
+    Signal,
+    Step,
+    Sum,
+    Wait,
+)
 from tilescale.schedules.ragged import ragged_geometry
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
@@ -156,7 +174,7 @@ class _Emitter:
                 continue
             row = self._row(rank, step, number + i, tiles)
             rows.append(row)
-            if isinstance(step, Sum):
+            if isinstance(step, Sum) and not isinstance(step, MultimemReduce):
                 rows += [StepRow(KIND_SOURCE, NO_STEP, source=self._slot(source, rank), counter=source.rank,
                                  value=step.dst.rank, source_offset=source.offset) for source in step.srcs]
             if isinstance(step, Copy):
@@ -168,6 +186,15 @@ class _Emitter:
         return rows
 
     def _row(self, rank: int, step: Step, number: int, tiles: int) -> StepRow:
+        if isinstance(step, MultimemStore):
+            return StepRow(
+                KIND_MULTI_STORE, number, source=self._slot(step.src, rank), target=self._everywhere(step.dst),
+                source_offset=step.src.offset, target_offset=step.dst.offset, size=step.src.size)
+        if isinstance(step, MultimemReduce):
+            source = step.srcs[0]
+            return StepRow(
+                KIND_MULTI_SUM, number, source=self._everywhere(source), target=self._slot(step.dst, rank),
+                source_offset=source.offset, target_offset=step.dst.offset, size=source.size)
         if isinstance(step, Copy):
             return StepRow(
                 KIND_COPY, number, source=self._slot(step.src, rank), target=self._slot(step.dst, rank),
@@ -255,6 +282,9 @@ class _Emitter:
             return self.slots.index(own)
         return self.slots.index(Slot(region.buffer, region.rank))
 
+    def _everywhere(self, region: Region) -> int:
+        return self.slots.index(Slot(region.buffer, EVERY_RANK))
+
     def _product(self) -> tuple[int, int]:
         step = next((s for launch in self.plan.ranks[0] for s in launch.steps if isinstance(s, Gemm | Contract)), None)
         if isinstance(step, Contract):
@@ -292,6 +322,15 @@ def _slots(plan: Plan) -> Iterator[Slot]:
             yield from (Slot(buffer.name, rank) for rank in range(plan.world))
         else:
             yield Slot(buffer.name, -1)
+    multicast = {region.buffer for launch in plan.ranks[0] for step in launch.steps for region in _multicast(step)}
+    yield from (Slot(buffer.name, EVERY_RANK) for buffer in plan.buffers if buffer.name in multicast)
+
+
+def _multicast(step: Step) -> tuple[Region, ...]:
+    """What a step reaches through a multicast address."""
+    if isinstance(step, MultimemStore):
+        return step.targets
+    return step.srcs if isinstance(step, MultimemReduce) else ()
 
 
 def _layout(plan: Plan) -> tuple[tuple[Placed, ...], int, int]:

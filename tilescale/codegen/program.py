@@ -11,6 +11,7 @@ from tilescale.codegen.table import STATE, first_rows
 ALIGNMENT = 1024
 STATE_BYTES = 256
 COUNTER_BYTES = 4
+EVERY_RANK = -2
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Slot:
-    """A pointer a kernel is given: `buffer` of `rank`; rank -1 is the own one."""
+    """A pointer a kernel is given: `buffer` of `rank`; rank -1 is the own one, EVERY_RANK a multicast address that stands
+    for those of all ranks."""
 
     buffer: str
     rank: int

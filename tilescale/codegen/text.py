@@ -68,6 +68,8 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
     constants = _copying(spec, schedule, launch)
     if any(isinstance(step, Copy) and step.src.loops for step in launch.steps):
         constants["copy_strided"] = True
+    if TRANSPORTS[schedule.transport].multicast and not spec.local:
+        constants["multimem"] = True
     if schedule.copy_scope != "block" and any(isinstance(step, Copy) for step in launch.steps):
         constants["copy_group"] = SCOPES[schedule.copy_scope]
     if launch.family == "sum" and schedule.algorithm == "ring":

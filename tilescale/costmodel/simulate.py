@@ -24,6 +24,8 @@ from tilescale.schedules.plan import (
     Copy,
     Gemm,
     Launch,
+    MultimemReduce,
+    MultimemStore,
     Plan,
     Ragged,
     Reduce,
@@ -211,6 +213,8 @@ class _Simulation:
                 walker.spend(SYNC, self.p.wait_us)
             elif isinstance(step, Signal):
                 self._signal(walker, step, rank, fenced)
+            elif isinstance(step, MultimemStore | MultimemReduce):
+                self._multicast(walker, step, rank)
             elif isinstance(step, Copy | Reduce):
                 self._copy(walker, step, rank)
             elif isinstance(step, Sum):
@@ -275,6 +279,20 @@ class _Simulation:
         ends.append(self._cross(replace(step.dst, rank=rank), step.dst.rank, step.dst.size, rank, began))
         walker.spend(COPY, own)
         walker.spend(LINK, max(0.0, *(end - walker.time for end in ends)))
+
+    def _multicast(self, walker: _Walker, step: MultimemStore | MultimemReduce, rank: int) -> None:
+        """Every other rank's bytes cross its own link, once; what a switch hands on, or has added up, the rank's once."""
+        stores, began = isinstance(step, MultimemStore), walker.time
+        size = step.src.size if isinstance(step, MultimemStore) else step.srcs[0].size
+        took, links = self.costs.link_us(size), (self.ingress, self.egress) if stores else (self.egress, self.ingress)
+        for peer in range(self.plan.world):
+            side = links[1] if peer == rank else links[0]
+            side[peer] = max(side[peer], began) + took
+        for source in [rank] if stores else [peer for peer in range(self.plan.world) if peer != rank]:
+            self.sent[source] += size
+        end = max(links[1][rank], *(links[0][peer] for peer in range(self.plan.world) if peer != rank))
+        walker.spend(COPY, self.costs.copy_us(size, walker.role.blocks))
+        walker.spend(LINK, max(0.0, end + self.costs.link_latency_us - walker.time))
 
     def _ragged(self, walker: _Walker, step: Ragged, rank: int) -> None:
         """Moves the rows that are expected: to a peer, or from all ranks alike."""

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tilescale.codegen.program import TensorMapSpec
-from tilescale.deploy.driver import MAP_BYTES, DeviceFacts, Driver, DriverError, Grid, KernelParameters
-from tilescale.deploy.peer_memory import VMM, IpcMemory, PeerMemory, chosen
+from tilescale.deploy.driver import MAP_BYTES, Agree, DeviceFacts, Driver, DriverError, Grid, KernelParameters
+from tilescale.deploy.multicast import MulticastMemory
+from tilescale.deploy.peer_memory import VARIABLE, VMM, IpcMemory, PeerMemory, chosen
 from tilescale.deploy.vmm import VmmMemory
 from tilescale.errors import MissingDependency
 from tilescale.spec.tensor import ITEMSIZE
@@ -39,7 +40,13 @@ class CudaDriver:
             remedy = "run on a machine with a GPU and its driver"
             raise MissingDependency("the loader needs the NVIDIA driver", str(error), remedy) from None
         self._cu = driver
-        self._memory: PeerMemory = (VmmMemory if self.peer_memory == VMM else IpcMemory)(driver, self._call)
+        self._memory: PeerMemory
+        self._multicast: MulticastMemory | None = None
+        if self.peer_memory == VMM:
+            self._memory = VmmMemory(driver, self._call)
+            self._multicast = MulticastMemory(driver, self._call, self._memory)
+        else:
+            self._memory = IpcMemory(driver, self._call)
         self._call(driver.cuInit(0))
         self._primary: Any = None
         if ordinal is not None:
@@ -103,6 +110,21 @@ class CudaDriver:
 
     def close_memory(self, address: int) -> None:
         self._memory.close(address)
+
+    def bind_multicast(self, address: int, rank: int, world: int, agree: Agree) -> int:
+        multicast = self._multicast
+        if multicast is None:
+            agree(self._refuse_multicast)
+        assert multicast is not None  # else all ranks have been told
+        return multicast.bind(address, rank, world, agree)
+
+    def _refuse_multicast(self) -> bytes:
+        raise DriverError("multicast binds memory of the driver's virtual memory management", self.peer_memory,
+                          f"set {VARIABLE}={VMM} on all ranks")
+
+    def unbind_multicast(self, address: int) -> None:
+        assert self._multicast is not None  # which has bound it
+        self._multicast.unbind(address)
 
     def pinned(self, size: int) -> int:
         address = int(self._call(self._cu.cuMemHostAlloc(size, 0)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,6 +61,10 @@ class KernelParameters:
         ctypes.memmove(ctypes.addressof(self._maps) + index * MAP_BYTES, data, MAP_BYTES)
 
 
+# Does something on every rank of a group, and returns what each gave; where it fails on one, every rank raises.
+Agree = Callable[[Callable[[], bytes]], Sequence[bytes]]
+
+
 @dataclass(frozen=True)
 class Grid:
     """Blocks, threads of a block, bytes of its dynamic shared memory, and blocks of a cluster. `early`: blocks may start
@@ -77,6 +82,7 @@ class Driver(Protocol):
 
     `activate` makes the device's context current on this thread where none is; the others need a current context.
     Streams that are created do not wait for the default stream. `pinned` memory is the host's, reached by the device.
+    `bind_multicast`, on all ranks together, gives an address that stands for the allocations that they pass (multicast.py).
     """
 
     def facts(self) -> DeviceFacts: ...
@@ -91,6 +97,8 @@ class Driver(Protocol):
     def export_memory(self, address: int) -> bytes: ...
     def open_memory(self, handle: bytes) -> int: ...
     def close_memory(self, address: int) -> None: ...
+    def bind_multicast(self, address: int, rank: int, world: int, agree: Agree) -> int: ...
+    def unbind_multicast(self, address: int) -> None: ...
     def pinned(self, size: int) -> int: ...
     def free_pinned(self, address: int) -> None: ...
     def read_pinned(self, address: int, size: int) -> bytes: ...

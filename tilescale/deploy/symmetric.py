@@ -10,7 +10,7 @@ import contextlib
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from tilescale.codegen.program import Program, Slot, aligned
+from tilescale.codegen.program import EVERY_RANK, Program, Slot, aligned
 from tilescale.codegen.table import STATE
 from tilescale.deploy.driver import Driver
 from tilescale.errors import BundleError, TilescaleError
@@ -24,14 +24,16 @@ _SIZE = struct.Struct("<Q")
 
 
 class SymmetricMemory:
-    """`size` zeroed bytes on each rank; `addresses[r]` is where this process sees those of rank r.
+    """`size` zeroed bytes on each rank; `addresses[r]` is where this process sees those of rank r, and with `multicast` the
+    address of that name stands for those of all of them.
 
     Making and closing one is collective. Either it succeeds on all ranks, or every rank raises BundleError naming the
     first one that failed and why.
     """
 
-    def __init__(self, driver: Driver, rank: int, size: int, exchange: Exchange) -> None:
+    def __init__(self, driver: Driver, rank: int, size: int, exchange: Exchange, multicast: bool = False) -> None:
         self._driver, self._exchange, self._own = driver, exchange, 0
+        self.multicast = 0
         self._opened: list[int] = []
         self.rank, self.size = rank, size
         try:
@@ -47,6 +49,8 @@ class SymmetricMemory:
         self.addresses: tuple[int, ...] = ()
         with closing_together(self.close, self.release):
             agree(exchange, lambda: self._open([handle[_SIZE.size :] for handle in handles]))
+            if multicast:
+                self.multicast = driver.bind_multicast(self._own, rank, len(handles), lambda act: agree(exchange, act))
 
     def _allocate(self) -> bytes:
         size = -(-max(self.size, 1) // _PIECE) * _PIECE
@@ -80,6 +84,9 @@ class SymmetricMemory:
                 self.release()
 
     def _close_peers(self) -> None:
+        if self.multicast:
+            self._driver.unbind_multicast(self.multicast)
+            self.multicast = 0
         while self._opened:
             self._driver.close_memory(self._opened.pop())
 
@@ -138,7 +145,8 @@ class Workspace:
             end = aligned(end + size)
         self._offsets = offsets
         self.rank = rank
-        self.memory = SymmetricMemory(driver, rank, end, exchange)
+        multicast = any(slot.rank == EVERY_RANK for slot in program.slots)
+        self.memory = SymmetricMemory(driver, rank, end, exchange, multicast)
 
     @property
     def state(self) -> int:
@@ -153,7 +161,9 @@ class Workspace:
         return buffer in self._offsets
 
     def address(self, slot: Slot) -> int:
-        """Where a buffer of the workspace lies, of the own rank for -1."""
+        """Where a buffer of the workspace lies, of the own rank for -1, of all ranks for EVERY_RANK."""
+        if slot.rank == EVERY_RANK:
+            return self.memory.multicast + self._offsets[slot.buffer]
         rank = self.rank if slot.rank == -1 else slot.rank
         return self.memory.addresses[rank] + self._offsets[slot.buffer]
 

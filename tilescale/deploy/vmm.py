@@ -23,11 +23,11 @@ _NEEDS = ("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", "HANDLE_TYPE_POSIX_FILE_DESCRIP
 
 @dataclass
 class _Own:
-    """An allocation of this process. `ticket`: of its descriptor, b"" until it is exported."""
+    """An allocation of this process. `sent`: what others open it with, b"" until it is exported."""
 
     size: int
     handle: int
-    ticket: bytes = b""
+    sent: bytes = b""
 
 
 class VmmMemory:
@@ -50,47 +50,66 @@ class VmmMemory:
         handle = int(self._call(self._cu.cuMemCreate(size, self._properties, 0)))
         with contextlib.ExitStack() as undo:
             undo.callback(self._cu.cuMemRelease, handle)
-            address = self._map(handle, size)
+            address = self.map(handle, size)
             undo.pop_all()
         self._own[address] = _Own(size, handle)
         return address
 
     def free(self, address: int) -> None:
         own = self._own.pop(address)
-        if own.ticket and self._server is not None:
-            self._server.withdraw(own.ticket)  # an open descriptor would keep the memory
-        self._unmap(address, own.size)
+        if own.sent:
+            self.withdraw(own.sent)  # an open descriptor would keep the memory
+        self.unmap(address, own.size)
         self._call(self._cu.cuMemRelease(own.handle))
 
     def export(self, address: int) -> bytes:
         own = self._own[address]
-        if self._server is None:
-            self._server = DescriptorServer()
-        if not own.ticket:
-            descriptor = self._call(self._cu.cuMemExportToShareableHandle(own.handle, self._handle_type, 0))
-            own.ticket = self._server.offer(int(descriptor))
-        return _HANDLE.pack(_MAGIC, own.size, own.ticket) + self._server.name
+        if not own.sent:
+            own.sent = self.send(own.handle, own.size)
+        return own.sent
 
     def open(self, handle: bytes) -> int:
-        if handle[: len(_MAGIC)] != _MAGIC:
-            raise DriverError("all ranks share memory by vmm", f"another handle, of {len(handle)} bytes",
-                              f"set {VARIABLE} alike on all ranks")
-        self._prepare()
-        _, size, ticket = _HANDLE.unpack_from(handle)
-        descriptor = fetch(handle[_HANDLE.size :], ticket)
+        imported = self.receive(handle)
+        _, size, _ = _HANDLE.unpack_from(handle)
         try:
-            imported = int(self._call(self._cu.cuMemImportFromShareableHandle(descriptor, self._handle_type)))
-        finally:
-            os.close(descriptor)
-        try:
-            address = self._map(imported, size)
+            address = self.map(imported, size)
         finally:
             self._cu.cuMemRelease(imported)  # a mapping keeps it
         self._opened[address] = size
         return address
 
     def close(self, address: int) -> None:
-        self._unmap(address, self._opened.pop(address))
+        self.unmap(address, self._opened.pop(address))
+
+    # -- handles of the driver: allocations, and multicast objects over them -------------------------------------------
+    def physical(self, address: int) -> tuple[int, int]:
+        """The driver's handle of an own allocation, and its bytes."""
+        own = self._own[address]
+        return own.handle, own.size
+
+    def send(self, handle: int, size: int) -> bytes:
+        """What another rank receives a handle with."""
+        if self._server is None:
+            self._server = DescriptorServer()
+        descriptor = self._call(self._cu.cuMemExportToShareableHandle(handle, self._handle_type, 0))
+        return _HANDLE.pack(_MAGIC, size, self._server.offer(int(descriptor))) + self._server.name
+
+    def withdraw(self, sent: bytes) -> None:
+        """No rank receives it any more."""
+        assert self._server is not None  # which has sent it
+        self._server.withdraw(_HANDLE.unpack_from(sent)[2])
+
+    def receive(self, handle: bytes) -> int:
+        """A handle of another rank; release it with cuMemRelease."""
+        if handle[: len(_MAGIC)] != _MAGIC:
+            raise DriverError("all ranks share memory by vmm", f"another handle, of {len(handle)} bytes",
+                              f"set {VARIABLE} alike on all ranks")
+        self._prepare()
+        descriptor = fetch(handle[_HANDLE.size :], _HANDLE.unpack_from(handle)[2])
+        try:
+            return int(self._call(self._cu.cuMemImportFromShareableHandle(descriptor, self._handle_type)))
+        finally:
+            os.close(descriptor)
 
     @property
     def _handle_type(self) -> Any:
@@ -115,7 +134,7 @@ class VmmMemory:
         self._granularity = int(call(cu.cuMemGetAllocationGranularity(found, option)))
         self._properties = found
 
-    def _map(self, handle: int, size: int) -> int:
+    def map(self, handle: int, size: int) -> int:
         """A new address of an allocation, for this device to read and write."""
         cu, call = self._cu, self._call
         address = int(call(cu.cuMemAddressReserve(size, self._granularity, 0, 0)))
@@ -130,7 +149,8 @@ class VmmMemory:
             undo.pop_all()
         return address
 
-    def _unmap(self, address: int, size: int) -> None:
+    def unmap(self, address: int, size: int) -> None:
+        """After what uses the address is done; the device is waited for."""
         self._call(self._cu.cuCtxSynchronize())  # unlike cuMemFree, unmapping waits for nothing
         self._call(self._cu.cuMemUnmap(address, size))
         self._call(self._cu.cuMemAddressFree(address, size))

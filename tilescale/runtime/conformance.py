@@ -14,6 +14,7 @@ from tilescale.schedules.plan import (
     Contract,
     Copy,
     Gemm,
+    MultimemStore,
     Plan,
     Ragged,
     Reduce,
@@ -65,6 +66,8 @@ def _declared(step: Step, role: Role, rank: int, number: int, call: int, strides
 
     if isinstance(step, Clear):
         return StepLog(call, rank, number, writes=(where(step.dst),))
+    if isinstance(step, MultimemStore):
+        return StepLog(call, rank, number, reads=(where(step.src),), writes=_joined(map(where, step.targets)))
     if isinstance(step, Copy | Reduce):
         return StepLog(call, rank, number, reads=_joined(map(where, rows_of(step.src))),
                        writes=_joined(map(where, rows_of(step.dst))))

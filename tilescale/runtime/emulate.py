@@ -12,7 +12,7 @@ from tilescale.arguments import check_schedule, check_spec
 from tilescale.arguments import shown as as_text
 from tilescale.codegen.emit import emit
 from tilescale.codegen.product import factors
-from tilescale.codegen.program import COUNTER_BYTES, STATE_BYTES, ProgramLaunch, TensorMapSpec
+from tilescale.codegen.program import COUNTER_BYTES, EVERY_RANK, STATE_BYTES, ProgramLaunch, TensorMapSpec
 from tilescale.codegen.table import STEP, pack_arguments
 from tilescale.errors import EmulationError, nearest
 from tilescale.runtime.check import Array, first_wrong, from_bits, random_input, to_bits
@@ -136,6 +136,7 @@ class Run:
         self.reads: list[tuple[int, int, int, Wanted]] = []
         self.beside: dict[int, dict[str, int]] = {}  # other outputs that were read with one
         self.ended: dict[int, list[int]] = {}
+        self.multicast: dict[str, int] = {}
         for call in range(conditions.calls):
             self._call(call)
         self.job: Job = self.machine.job()
@@ -163,6 +164,11 @@ class Run:
 
     def _address(self, slot: int, rank: int) -> int:
         entry = self.program.slots[slot]
+        if entry.rank == EVERY_RANK:
+            if entry.buffer not in self.multicast:
+                members = [memory[entry.buffer] for memory in self.memory]
+                self.multicast[entry.buffer] = self.machine.register_multicast(members)
+            return self.multicast[entry.buffer]
         return self.memory[rank if entry.rank < 0 else entry.rank][entry.buffer].address
 
     def _arguments(self, rank: int, launch: ProgramLaunch) -> bytes:

@@ -11,13 +11,15 @@ from tilescale.errors import RunnerError, TopologyError
 from tilescale.spec.detect import Device, devices, numbers_are_cudas
 from tilescale.spec.topology import Topology
 
+NOT_TRIED, WORKS = "not tried", "works"  # multicast, of a rank
+
 
 @dataclass(frozen=True)
 class RankFacts:
     """Of one rank. `sms`: those it may use, of `groups` groups; `blocks_per_sm`: of the kernel that proves residency;
     `absent`: its blocks that waited in vain for the blocks of all ranks; `visible`: CUDA_VISIBLE_DEVICES; `lacks`: by
     rank, what this one cannot do with the memory of that one's GPU (see RankDriver.reach); `peer_memory`: how memory is
-    shared between ranks."""
+    shared between ranks; `multicast`: "works" where an object was made and bound on all ranks, else why not."""
 
     uuid: str
     gpu: str
@@ -31,13 +33,14 @@ class RankFacts:
     visible: str = ""
     lacks: tuple[str, ...] = ()
     peer_memory: str = IPC
+    multicast: str = NOT_TRIED
 
     @classmethod
     def read(cls, text: str) -> RankFacts:
         """From a rank's JSON."""
         values = json.loads(text)
         values["lacks"] = tuple(values.get("lacks", ()))
-        values.setdefault("peer_memory", IPC)
+        values = {"peer_memory": IPC, "multicast": NOT_TRIED, **values}
         return cls(**{field.name: values[field.name] for field in fields(cls)})
 
 

@@ -14,7 +14,7 @@ from tilescale.deploy.driver import Grid
 from tilescale.deploy.launch import OperationFailed
 from tilescale.deploy.library import TorchLibrary
 from tilescale.deploy.modules import Modules
-from tilescale.deploy.symmetric import agree
+from tilescale.deploy.symmetric import SymmetricMemory, agree
 from tilescale.deploy.tensors import address_of
 from tilescale.errors import BundleError, RunnerError
 from tilescale.runtime import gpu_baselines, gpu_job
@@ -24,6 +24,7 @@ from tilescale.runtime.gpu_clock import Stopwatch
 from tilescale.runtime.gpu_contestant import Device, ProgramContestant, Rank, Timed
 from tilescale.runtime.gpu_driver import RankDriver
 from tilescale.runtime.gpu_meeting import Meeting
+from tilescale.runtime.gpu_placement import WORKS
 from tilescale.runtime.gpu_routed import workload
 from tilescale.runtime.rank import GroupAborted, RankContext, RankReport
 
@@ -101,6 +102,8 @@ class GpuRank:
         meeting = Meeting(driver, self._context.rank, self._context.world, self._bytes, image,
                           common_clock=device.shared, time_limit_s=_MEET_LIMIT_S)
         self._rank = Rank(device, meeting, self._context.rank, self._context.world, self._bytes)
+        if self._settings.get("multicast"):
+            known["multicast"] = self._probe_multicast()
         self._clocks = Clocks(facts.uuid)
         self._watch = Stopwatch(self._rank, self._clocks, int(self._settings["flush_bytes"]), self._meet)
         known["blocks_per_sm"] = meeting.spin_fits(SPIN_SHARED_BYTES)
@@ -135,6 +138,14 @@ class GpuRank:
                   "failed": failed}
         self._watch.readings, self._watch.dropped = [], 0
         return RankReport("ok", tuple(only), json.dumps(report))
+
+    def _probe_multicast(self) -> str:
+        """Whether a multicast address can be made over memory of all ranks, tried to the end."""
+        try:
+            SymmetricMemory(self._device.driver, self._context.rank, 1, self._bytes, multicast=True).close()
+        except BundleError as error:
+            return str(error)
+        return WORKS
 
     def _workload(self, race: gpu_job.Race) -> Workload:
         """Inputs and references, kept for the candidates of the same spec."""

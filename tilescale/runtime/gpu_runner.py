@@ -12,13 +12,15 @@ from typing import Any, Self, TypeVar
 from tilescale.codegen.compile import CompileFailure, Compiler
 from tilescale.codegen.nvrtc_worker import nvrtc_version
 from tilescale.codegen.program import Program
+from tilescale.deploy import peer_memory
+from tilescale.deploy.multicast import refusal
 from tilescale.errors import RunnerError
 from tilescale.runtime import baselines, gpu_job, gpu_meeting, gpu_rank
 from tilescale.runtime.baselines import Timing
 from tilescale.runtime.clocks import power_cap_w
 from tilescale.runtime.device_lock import DeviceLock
 from tilescale.runtime.gpu_job import Contestant, Race
-from tilescale.runtime.gpu_placement import RankFacts, check_placement, place
+from tilescale.runtime.gpu_placement import WORKS, RankFacts, check_placement, place
 from tilescale.runtime.gpu_rank import DRAINED
 from tilescale.runtime.gpu_ready import Binaries, Ready
 from tilescale.runtime.group import Group, Outcome
@@ -238,6 +240,8 @@ class GpuRunner:
         if self._group is None:
             placed = self._mps.environment if self._shared else place(self._topology, self._gpus)
             variables = {**VARIABLES, **placed}
+            if self._tries_multicast:
+                variables = {**variables, **MULTICAST_VARIABLES}
             self._group = Group(self._topology.world, self._worker, settings=self._settings(), environment=variables,
                                 start_limit_s=START_LIMIT_S)
         if self._group.pids and self._group.pids == self._known:
@@ -257,11 +261,23 @@ class GpuRunner:
         self._lock.acquire(facts.uuid for facts in self.facts)
         return self._group
 
+    @property
+    def multicast(self) -> bool:
+        """Whether multimem schedules can be measured here: the owner allows it (see deploy/multicast.py), the topology has
+        a switch that does it, and every rank has tried it to the end. Starts the ranks where they must be asked."""
+        return self._tries_multicast and all(facts.multicast == WORKS for facts in self.facts or self.start())
+
+    @property
+    def _tries_multicast(self) -> bool:
+        return not self._shared and self._topology.link.multicast and not refusal()
+
     def _settings(self) -> dict[str, Any]:
         gpu, world = self._topology.gpu, self._topology.world
         flush = 2 * gpu.l2_bytes // (world if self._shared else 1)  # together ranks that share an L2 write it twice over
         return {
-            "share_sms": self._topology.sm_share if self._shared else 0, "arena_bytes": self._arena_bytes,
+            "share_sms": self._topology.sm_share if self._shared else 0,
+            # What multicast binds are whole allocations.
+            "arena_bytes": 0 if self._tries_multicast else self._arena_bytes, "multicast": self._tries_multicast,
             "flush_bytes": flush, "time_limit_s": self._limits.wait_s, "seed": self._seed,
         }
 
@@ -301,6 +317,12 @@ VARIABLES = {
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NCCL_NVLS_ENABLE": "0",
     "OMP_NUM_THREADS": "1",
+}
+
+# In their place where the owner of the machine allows multicast.
+MULTICAST_VARIABLES = {
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "0", "NCCL_NVLS_ENABLE": "1", "NVSHMEM_DISABLE_NVLS": "0",
+    peer_memory.VARIABLE: peer_memory.VMM,
 }
 
 

@@ -11,6 +11,8 @@ from itertools import pairwise
 from tilescale.schedules import tile
 from tilescale.schedules.blocks import blocks_of
 from tilescale.schedules.exchanges import exchange_geometry, exchange_of, exchanges
+from tilescale.schedules.footprint import SUMMED
+from tilescale.schedules.geometry import gathers_everywhere
 from tilescale.schedules.knob import BY_NAME
 from tilescale.schedules.ragged import RaggedGeometry, ragged, ragged_geometry
 from tilescale.schedules.schedule import Schedule
@@ -265,7 +267,35 @@ def _split_fills(spec: Spec, s: Schedule) -> bool:
         and (tile.landing_bytes(spec, s) <= s.num_stages * tile.stage_bytes(spec, s)))
 
 
+def _multicast_moves(spec: Spec, s: Schedule) -> bool:
+    """A switch hands on what everyone receives, and adds up what all ranks have."""
+    return not _multicast(s) or (
+        (sums(spec) or gathers_everywhere(spec)) and s.algorithm != "ring"
+        and s.direction == ("pull" if sums(spec) else "push"))
+
+
+def _multicast(s: Schedule) -> bool:
+    return TRANSPORTS[s.transport].multicast
+
+
+def _rounds_once(spec: Spec, s: Schedule) -> bool:
+    if not _multicast(s) or not sums(spec):
+        return True
+    found = summed(spec)
+    return found.element in SUMMED and found.element in ("float32", found.out)
+
+
 CONSTRAINTS: tuple[Constraint, ...] = (
+    Constraint("multicast", "the switch between the GPUs stores to and reads from all of them at once (multimem)",
+               lambda spec, s: not _multicast(s) or spec.topology.link.multicast),
+    Constraint("multicast_moves", "multimem pushes what all ranks receive, and pulls sums over all of them",
+               _multicast_moves),
+    Constraint("multicast_without_epilogues", "sums of a switch have no epilogues",
+               lambda spec, s: not (_multicast(s) and sums(spec) and (spec.then or spec.extras))),
+    Constraint("multicast_order", "a deterministic sum has an order, which the one of a switch is not known to have",
+               lambda spec, s: not (_multicast(s) and sums(spec) and spec.deterministic)),
+    Constraint("multicast_rounds_once", "a switch adds at fp32's precision and rounds once, to what it adds: fp32, or the "
+                                        "type of the output", _rounds_once),
     Constraint("even_columns", "every rank holds as many columns, or rows, of B", lambda spec, s: _even_columns(spec)),
     Constraint("even_contraction", "every rank holds as much of a contraction that is gathered, and something to multiply",
                lambda spec, s: not (contracts(spec) or in_blocks(spec)) or (
@@ -296,8 +326,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: TRANSPORTS[s.transport].compiles_for(spec.topology.gpu.arch)),
     Constraint("transport_alignment", "rows are multiples of what the transport moves",
                lambda spec, s: _copied_row_bytes(spec) % TRANSPORTS[s.transport].alignment == 0),
-    Constraint("sums_read_directly", "a sum that pulls reads its peers directly, as peer_copy does",
-               lambda spec, s: not sums(spec) or s.direction == "push" or s.transport == "peer_copy"),
+    Constraint("sums_read_directly", "a sum that pulls reads its peers directly, as peer_copy and multimem do",
+               lambda spec, s: not sums(spec) or s.direction == "push" or s.transport == "peer_copy" or _multicast(s)),
     Constraint("scatter_stores", "products are scattered by the stores of a generated product that nothing else follows",
                lambda spec, s: s.algorithm != "scatter" or (
                    s.direction == "push" and s.transport == "peer_copy" and s.overlap == "fused"

@@ -15,7 +15,7 @@ from tilescale.schedules.contracting import BOTH, Sums
 from tilescale.schedules.following import Following
 from tilescale.schedules.footprint import SUMMED, describe, elements_of
 from tilescale.schedules.order import Run
-from tilescale.schedules.plan import Clear, Contract, Gemm, Ragged, Reduce, Region, Sum
+from tilescale.schedules.plan import Clear, Contract, Gemm, MultimemStore, Ragged, Reduce, Region, Sum
 from tilescale.schedules.story import Counterexample, Place
 
 OPERAND, PRODUCT, PART, OTHER, ZERO = "operand", "product", "part", "other", "zero"
@@ -164,10 +164,10 @@ class DataFlow(Following):
             return self._unwritten(rank, work, step.src, call)
         if isinstance(step, Reduce):
             return self._reduce(rank, work, step, call, pieces)
-        offset = step.dst.offset - step.src.offset
-        target = self._contents(step.dst.rank, step.dst.buffer, call)
-        for low, high, value in pieces:
-            target.write(low + offset, high + offset, _moved(value, offset))
+        for region in step.targets if isinstance(step, MultimemStore) else (step.dst,):
+            offset, target = region.offset - step.src.offset, self._contents(region.rank, region.buffer, call)
+            for low, high, value in pieces:
+                target.write(low + offset, high + offset, _moved(value, offset))
         return None
 
     def _reduce(self, rank: int, work: Work, step: Reduce, call: int, pieces: list[Piece]) -> Counterexample | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -16,6 +16,8 @@ from tilescale.schedules.plan import (
     Copy,
     Gemm,
     Launch,
+    MultimemReduce,
+    MultimemStore,
     Plan,
     Ragged,
     Reduce,
@@ -36,6 +38,8 @@ AGENTS = ("blocks", "copy_engine", "library")
 
 def accesses(step: Step) -> tuple[tuple[Region, bool], ...]:
     """The regions a step touches, each with whether it writes it."""
+    if isinstance(step, MultimemStore):
+        return ((step.src, False), *((target, True) for target in step.targets))
     if isinstance(step, Copy | Reduce):
         return ((step.src, False), (step.dst, True))
     if isinstance(step, Clear):
@@ -70,6 +74,10 @@ def counter_totals(plan: Plan) -> list[list[int]]:
 
 def describe(step: Step) -> str:
     """A step in words."""
+    if isinstance(step, MultimemStore):
+        return f"MultimemStore {_region(step.src)} to {', '.join(map(_region, step.targets))}"
+    if isinstance(step, MultimemReduce):
+        return f"MultimemReduce of {', '.join(map(_region, step.srcs))} to {_region(step.dst)}"
     if isinstance(step, Copy):
         return f"Copy {_region(step.src)} to {_region(step.dst)}"
     if isinstance(step, Reduce):
@@ -239,6 +247,8 @@ def check_steps(plan: Plan) -> Counterexample | None:
         Gemm: _check_gemm,
         Contract: check_contract,
         Sum: _check_sum,
+        MultimemStore: lambda plan, rank, step: _check_copy(plan, rank, step) or _check_multicast(plan, step, step.targets),
+        MultimemReduce: _check_multimem_reduce,
         Ragged: _check_ragged,
         Signal: _check_signal,
         Wait: _check_wait,
@@ -336,6 +346,26 @@ def _check_extras(plan: Plan, rank: int, step: Gemm | Sum, size: int) -> Problem
                 f"a step reads an extra operand of its rank whole, or the {size} bytes of it that are its rows of the "
                 f"output; got {_region(region)}"
             )
+    return None
+
+
+def _check_multimem_reduce(plan: Plan, rank: int, step: MultimemReduce) -> Problem | None:
+    if step.element not in ("float32", step.out):
+        return "copy_size", f"a switch rounds to what it adds, {step.element}; {step.out} would be a second rounding"
+    return _check_sum(plan, rank, step) or _check_multicast(plan, step, step.srcs)
+
+
+def _check_multicast(plan: Plan, step: Step, regions: Sequence[Region]) -> Problem | None:
+    """A multicast address stands for the same bytes of every rank, and is accessed 16 bytes at a time."""
+    ranks = sorted(region.rank for region in regions)
+    places = {(region.buffer, region.offset, region.size) for region in regions}
+    own = (step.src,) if isinstance(step, MultimemStore) else ()
+    aligned = not any(region.offset % 16 or region.size % 16 for region in (*regions, *own))
+    if ranks != list(range(plan.world)) or len(places) != 1 or not aligned or any(region.loops for region in regions) \
+            or not plan.buffer(regions[0].buffer).peer_visible:
+        return "multicast", (
+            "a multicast address stands for one range of a peer-visible buffer of every rank, in units of 16 bytes; got "
+            f"{describe(step)}")
     return None
 
 

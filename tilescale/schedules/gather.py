@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tilescale.schedules.algorithms import Algorithm, Transfer
 from tilescale.schedules.geometry import Chunk, Geometry
-from tilescale.schedules.plan import Copy, Launch, Role, Signal, Step, Wait
+from tilescale.schedules.plan import Copy, Launch, MultimemStore, Role, Signal, Step, Wait
 
 SIGNAL_THREADS = 32  # small enough to share an SM's registers with a persistent product
 
@@ -35,6 +35,7 @@ class Shape:
     copy_shared: int
     work_threads: int
     work_shared: int
+    multicast: bool = False  # one store reaches every rank
 
 
 class RankPlan:
@@ -103,6 +104,19 @@ class RankPlan:
         if not self.geo.stages:
             steps.append(Signal(transfer.source, self.released))
         return tuple(steps)
+
+    def give(self, chunks: Sequence[Chunk], transfers: Sequence[Transfer], local: bool) -> list[Step]:
+        """Put what is pushed: each transfer, or where a switch hands on each of `chunks` once, to all ranks."""
+        if not self.shape.multicast:
+            return [step for t in transfers for step in (*self.before(t), *self.move(t), *self.after(t, local))]
+        steps: list[Step] = []
+        for chunk in chunks:
+            if chunk.rows:
+                others = tuple(self.geo.gathered(peer, self.rank, chunk) for peer in self.peers)
+                here = self.geo.gathered(self.rank, self.rank, chunk)
+                steps.append(MultimemStore(self.geo.own(self.rank, chunk), here, others))
+            steps += [Signal(peer, self.arrived(self.rank, chunk.index)) for peer in self.peers]
+        return steps
 
     def announce(self, chunk: Chunk) -> tuple[Step, ...]:
         """Tell every peer that the chunk may be read."""
@@ -230,8 +244,11 @@ def _gang_steps(plan: RankPlan, gang: int) -> list[Step]:
         steps += plan.announce(plan.own_chunks[0])
     if not geo.gathers and gang == 0:
         steps += plan.own_rows()
-    for transfer in (plan.outgoing if geo.push else plan.incoming)[gang::depth]:
-        steps += [*plan.before(transfer), *plan.move(transfer), *plan.after(transfer, local=True)]
+    if geo.push:
+        steps += plan.give(plan.own_chunks[gang::depth], plan.outgoing[gang::depth], local=True)
+    else:
+        for transfer in plan.incoming[gang::depth]:
+            steps += [*plan.before(transfer), *plan.move(transfer), *plan.after(transfer, local=True)]
     kept = plan.kept(plan.incoming[gang::depth], waits=geo.push)  # what was pulled, its own blocks have copied
     steps += [*(plan.keep_own() if gang == 0 else []), *kept]
     if not geo.push and geo.symmetric and gang == 0:
@@ -310,7 +327,7 @@ def lower_none(plan: RankPlan) -> None:
     geo, shape = plan.geo, plan.shape
     _stage_chunks(plan, [0 for _ in plan.own_chunks])
     gathered, own = geo.computes and shape.library, geo.whole(plan.rank)
-    if gathered and own.rows:
+    if gathered and own.rows and not shape.multicast:  # which stores the own rows, too
         copy = Copy(geo.own(plan.rank, own), geo.gathered(plan.rank, plan.rank, own))
         if shape.engine:
             plan.host_copy("own", 0, [copy])
@@ -360,8 +377,11 @@ def _communicate(plan: RankPlan, chunk: int, stream: int, local: bool = False) -
     after = [s for t in transfers for s in plan.after(t, local)]
     if not plan.shape.engine:
         steps: list[Step] = []
-        for t in transfers:
-            steps += [*plan.before(t), *plan.move(t), *plan.after(t, local)]
+        if plan.geo.push:
+            steps += plan.give([c for c in plan.own_chunks if c.index == chunk], transfers, local)
+        else:
+            for t in transfers:
+                steps += [*plan.before(t), *plan.move(t), *plan.after(t, local)]
         return plan.add(name, stream, [Role(name, "blocks", plan.gang, tuple(steps))])
     if plan.shape.algorithm.forwards:
         return _engine_transfers(plan, transfers, [stream] * len(transfers), local=False)

@@ -164,3 +164,8 @@ def geometry(spec: Spec, schedule: Schedule) -> Geometry:
         output_row_bytes=output_row, n=n, k=k, b_bytes=b_bytes, push=schedule.direction == "push",
         symmetric=spec.placement == "symmetric", chunk_rows=schedule.chunk_rows, extras=extras_of(spec),
         keeps=bool(spec.attribute("gathered")))
+
+
+def gathers_everywhere(spec: Spec) -> bool:
+    """Whether all ranks receive the rows of all, for one product at most: what stores through a switch are for."""
+    return spec.op in ("all_gather", "ag_gemm") and len(spec.inputs) <= 2 and not spec.attribute("gathered", 0)

@@ -11,6 +11,7 @@ from tilescale.schedules.algorithms import ALGORITHMS
 from tilescale.schedules.ragged import ragged
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import sums
+from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import in_blocks
 from tilescale.spec.op import Spec
 
@@ -152,7 +153,7 @@ def _depths(spec: Spec) -> tuple[Value, ...]:
 
 TILE_COLUMNS: tuple[Value, ...] = (48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)
 KNOBS: tuple[Knob, ...] = (
-    Knob("transport", ("peer_copy", "copy_engine", "tma"), "peer_copy", _moves),
+    Knob("transport", ("peer_copy", "copy_engine", "tma", "multimem"), "peer_copy", _moves),
     Knob("direction", ("push", "pull"), "push", _moves),
     Knob("algorithm", ("direct", "one_shot", "scatter", "two_shot", "ring"), "direct", _moves, _algorithms),
     Knob("overlap", ("none", "chunked", "fused"), "none", _moves),
@@ -186,14 +187,21 @@ def points(spec: Spec, restrict: dict[str, Sequence[Value]]) -> Iterator[Partial
             yield dict(chosen)
             return
         knob = KNOBS[at]
-        applies = knob.applies(spec, chosen)
-        for value in knob.values(spec, chosen):
+        applies = knob.applies(spec, chosen) and not _moot(spec, chosen)
+        for value in knob.values(spec, chosen) if applies else (knob.neutral,):
             if not applies or knob.name not in restrict or value in restrict[knob.name]:
                 chosen[knob.name] = value
                 yield from extend(at + 1, chosen)
         chosen.pop(knob.name, None)
 
     return extend(0, {})
+
+
+def _moot(spec: Spec, chosen: Partial) -> bool:
+    """Whether the transport alone rules a point out, so that one stands for all of them: without a switch that does it,
+    nothing else about multicast needs a choice."""
+    found = str(chosen.get("transport", "peer_copy"))
+    return TRANSPORTS[found].multicast and not spec.topology.link.multicast
 
 
 def check_restriction(restrict: object) -> dict[str, Sequence[Value]]:

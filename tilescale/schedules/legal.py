@@ -8,6 +8,7 @@ from tilescale.errors import ScheduleError, SpecError, nearest
 from tilescale.schedules import tile
 from tilescale.schedules.algorithms import ALGORITHMS
 from tilescale.schedules.exchanges import exchange_of, exchanges
+from tilescale.schedules.geometry import gathers_everywhere
 from tilescale.schedules.knob import BY_NAME
 from tilescale.schedules.ragged import ragged, ragged_geometry
 from tilescale.schedules.schedule import Schedule
@@ -87,16 +88,23 @@ def _check_algorithm(spec: Spec, s: Schedule) -> None:
                             "use one of these")
     if exchanges(spec):
         _check_exchange(spec, s)
-    if s.algorithm == "ring" and s.direction != "push":
-        raise ScheduleError("in a ring every rank sends to the next one", f"direction={s.direction!r}",
-                            "use direction='push'")
+    wanted = "pull" if sums(spec) else "push"
+    if TRANSPORTS[s.transport].multicast and not spec.local and (
+            not (sums(spec) or gathers_everywhere(spec)) or s.direction != wanted):
+        raise ScheduleError("multimem pushes what all ranks receive, and pulls sums over all ranks",
+                            f"{spec.op}, direction={s.direction!r}", f"use direction={wanted!r}, or another transport")
+    if s.algorithm == "ring" and (s.direction != "push" or TRANSPORTS[s.transport].multicast):
+        raise ScheduleError("in a ring every rank sends to the next one", f"{s.transport}, direction={s.direction!r}",
+                            "use direction='push' and another transport than multimem")
     if ragged(spec):
         _check_ragged(spec, s)
     if not sums(spec):
         return
     if s.algorithm == "ring":
         _check_ring(spec, s)
-    if s.direction == "pull" and s.transport != "peer_copy":
+    if TRANSPORTS[s.transport].multicast and (spec.then or spec.extras):
+        raise ScheduleError("sums of a switch have no epilogues", f"then={spec.then}", "use another transport")
+    if s.direction == "pull" and s.transport != "peer_copy" and not TRANSPORTS[s.transport].multicast:
         raise ScheduleError("a sum that pulls reads its peers directly", f"transport={s.transport!r}",
                             "use transport='peer_copy' or direction='push'")
     if s.algorithm == "scatter" and (s.overlap, s.compute, s.direction) != ("fused", "generated", "push"):

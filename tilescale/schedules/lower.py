@@ -139,7 +139,7 @@ def _structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
         algorithm=ALGORITHMS[schedule.algorithm], order=schedule.chunk_order, overlap=schedule.overlap,
         engine=transport.agent == "copy_engine", library=schedule.compute == "library", depth=schedule.depth,
         comm_blocks=schedule.num_comm_blocks, work_blocks=work_blocks(spec, schedule, share), copy_threads=COPY_THREADS,
-        copy_shared=transport.shared_bytes + WINDOW_BYTES, work_threads=0, work_shared=0)
+        copy_shared=transport.shared_bytes + WINDOW_BYTES, work_threads=0, work_shared=0, multicast=transport.multicast)
     ranks = []
     for rank in range(spec.world):
         plan = (ContractionPlan if contracts(spec) else RankPlan)(geo, shape, rank)

@@ -17,7 +17,7 @@ from tilescale.schedules.boxes import Box, Grids, axes, meet, pitches, remaining
 from tilescale.schedules.following import Following
 from tilescale.schedules.footprint import describe
 from tilescale.schedules.order import Run
-from tilescale.schedules.plan import Copy, Region
+from tilescale.schedules.plan import Copy, MultimemStore, Region
 from tilescale.schedules.story import Counterexample, Place
 
 
@@ -134,7 +134,7 @@ class Movement(Following):
 
     def _step(self, rank: int, work: Work, call: int) -> Counterexample | None:
         step = work.step
-        if not isinstance(step, Copy):
+        if not isinstance(step, Copy) or isinstance(step, MultimemStore):
             return self._refuse(rank, work, call, None, "must be a copy: the operation only moves bytes")
         box = self.grids.box(step.src)
         held = list(self._contents(step.src.rank, step.src.buffer, call).pieces(box))

@@ -152,6 +152,24 @@ class Sum:
 
 
 @dataclass(frozen=True)
+class MultimemStore(Copy):
+    """A Copy to one range of a buffer of every rank, by stores to a multicast address: `dst` is that of the own rank,
+    `others` those of its peers. The bytes leave the rank once; a switch hands them on."""
+
+    others: tuple[Region, ...] = ()
+
+    @property
+    def targets(self) -> tuple[Region, ...]:
+        return (self.dst, *self.others)
+
+
+@dataclass(frozen=True)
+class MultimemReduce(Sum):
+    """A Sum of one range of a buffer of every rank, read through a multicast address: a switch adds up, in no stated order,
+    at float32's precision, and rounds once to `element`. So `out` is `element`, unless that is float32."""
+
+
+@dataclass(frozen=True)
 class Contract:
     """Adds `a` (m x k) times `b` (k x n) to the running sums of `out` (m x n), for a segment of the contraction.
 
@@ -202,7 +220,7 @@ class Ragged:
     expected: int = 0
 
 
-Step = Copy | Reduce | Clear | Signal | Wait | Gemm | Sum | Contract | Ragged
+Step = Copy | Reduce | Clear | Signal | Wait | Gemm | Sum | Contract | Ragged | MultimemStore | MultimemReduce
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,17 @@ from tilescale.schedules.agents import CALLER, Model, Work
 from tilescale.schedules.boxes import Box, Grids, grid_of, meet, span, walk_of
 from tilescale.schedules.footprint import accesses
 from tilescale.schedules.order import needs
-from tilescale.schedules.plan import Buffer, Contract, Gemm, Ragged, Reduce, Step, Sum
+from tilescale.schedules.plan import (
+    Buffer,
+    Contract,
+    Gemm,
+    MultimemReduce,
+    MultimemStore,
+    Ragged,
+    Reduce,
+    Step,
+    Sum,
+)
 from tilescale.spec.epilogue import EPILOGUES
 
 Ints = npt.NDArray[np.int64]
@@ -50,7 +60,10 @@ Memory = dict[tuple[int, str], list[Access]]
 
 def shared_by_bytes(step: Step) -> bool:
     """Whether the blocks of a role share equal regions alike in all such steps: copies, reductions, clearings, and sums
-    whose result has the size of a source, that carry nothing on and do not share rows."""
+    whose result has the size of a source, that carry nothing on and do not share rows. What goes through a multicast
+    address counts units of its own."""
+    if isinstance(step, MultimemStore | MultimemReduce):
+        return False
     if isinstance(step, Sum):
         rows = any(EPILOGUES[name].whole_rows for name in step.then)
         return step.dst.size == step.srcs[0].size and not step.carried and not rows

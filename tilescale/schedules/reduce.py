@@ -81,10 +81,12 @@ class SumPlan:
     def stage(self) -> list[list[Step]]:
         """Make the parts readable, and say so; a list a chunk. One shot stages every row once, for all peers."""
         geo = self.geo
+        own = (self.rank,) if self.adds_own_copy else ()  # told like a peer
         if geo.whole:
-            groups: list[tuple[Chunk, tuple[int, ...]]] = [(chunk, self.peers) for chunk in self.own]
+            groups: list[tuple[Chunk, tuple[int, ...]]] = [(chunk, (*self.peers, *own)) for chunk in self.own]
         else:
-            groups = [(chunk, (owner,)) for owner, chunk in self.targets]
+            mine = [(self.rank, chunk) for chunk in self.own] if own else []
+            groups = [(chunk, (owner,)) for owner, chunk in [*self.targets, *mine]]
         found: list[list[Step]] = []
         for chunk, owners in groups:
             steps: list[Step] = []
@@ -101,6 +103,7 @@ class SumPlan:
         """Add up the own rows as parts come in. `senders`: blocks that signal a part; `signallers`: those of this role."""
         steps: list[Step] = []
         sources = [(self.rank - d) % self.geo.world for d in range(1, self.geo.world)]
+        sources += [self.rank] if self.adds_own_copy else []
         for chunk in self.own:
             steps += [Wait(self.arrived(source, chunk), senders) for source in sources]
             if chunk.rows:
@@ -111,6 +114,11 @@ class SumPlan:
             steps += [Signal(peer, self.released) for peer in self.peers]
             steps.append(Wait(self.released, len(self.peers) * signallers))
         return steps
+
+    @property
+    def adds_own_copy(self) -> bool:
+        """Whether the own part is added where other blocks have made it readable: a switch reads it there."""
+        return self.geo.multicast and not self.geo.sum.computes
 
     @property
     def reads_operands(self) -> bool:

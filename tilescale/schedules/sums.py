@@ -14,8 +14,9 @@ from math import prod
 
 from tilescale.schedules.extras import NO_EXTRAS, Extras, extras_of
 from tilescale.schedules.geometry import Chunk, cut
-from tilescale.schedules.plan import Buffer, Gemm, Goal, Region, Sum
+from tilescale.schedules.plan import Buffer, Gemm, Goal, MultimemReduce, Region, Sum
 from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec
 from tilescale.spec.tensor import ITEMSIZE, shard_offset
 
@@ -92,13 +93,15 @@ def summed(spec: Spec) -> Summed:
 
 @dataclass(frozen=True)
 class SumGeometry:
-    """Regions of a sum under a schedule. `whole`: every rank adds up all rows (one shot) instead of its own."""
+    """Regions of a sum under a schedule. `whole`: every rank adds up all rows (one shot) instead of its own. `multicast`: a
+    switch adds up what all ranks have made readable, their own among it."""
 
     sum: Summed
     push: bool
     whole: bool
     scatter: bool
     chunk_rows: int
+    multicast: bool = False
 
     @property
     def world(self) -> int:
@@ -203,11 +206,14 @@ class SumGeometry:
                     chunk.rows, self.sum.n, self.sum.k, self.sum.extras.of_product(rank))
 
     def total(self, owner: int, chunk: Chunk) -> Sum:
-        """The sum of all parts, in the order of ranks on every rank, so that all get the same bits."""
+        """The sum of all parts, in the order of ranks on every rank, so that all get the same bits; or by a switch."""
+        target = self.result(owner, chunk) if self.two_shot else self.output(owner, chunk)
+        if self.multicast:
+            readable = tuple(self.readable(rank, chunk) for rank in range(self.world))
+            return MultimemReduce(readable, target, self.sum.element, self.sum.out)
         sources = tuple(
             self.part(owner, owner, chunk) if rank == owner else
             self.inbox(owner, rank, chunk) if self.push else self.readable(rank, chunk) for rank in range(self.world))
-        target = self.result(owner, chunk) if self.two_shot else self.output(owner, chunk)
         extras = self.sum.extras
         return Sum(sources, target, self.sum.element, self.sum.out, extras.of_sum(self.output(owner, chunk)), extras.then)
 
@@ -269,12 +275,14 @@ class RingGeometry(SumGeometry):
 
 
 @lru_cache(maxsize=256)
-def sum_geometry(spec: Spec, direction: str, algorithm: str, chunk_rows: int) -> SumGeometry:
+def sum_geometry(spec: Spec, direction: str, algorithm: str, chunk_rows: int, multicast: bool = False) -> SumGeometry:
     found = summed(spec)
     made = RingGeometry if algorithm == "ring" else SumGeometry
-    return made(found, direction == "push", algorithm == "one_shot", algorithm == "scatter", chunk_rows * found.chunk_unit)
+    return made(found, direction == "push", algorithm == "one_shot", algorithm == "scatter", chunk_rows * found.chunk_unit,
+                multicast)
 
 
 def geometry_of(spec: Spec, schedule: Schedule) -> SumGeometry:
     """The geometry of a schedule of a spec that sums."""
-    return sum_geometry(spec, schedule.direction, schedule.algorithm, schedule.chunk_rows)
+    multicast = TRANSPORTS[schedule.transport].multicast
+    return sum_geometry(spec, schedule.direction, schedule.algorithm, schedule.chunk_rows, multicast)

@@ -15,6 +15,7 @@ from tilescale.runtime.runner import Runner
 from tilescale.schedules.knob import Value
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import Space
+from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec
 from tilescale.tuner import records
 from tilescale.tuner.baselines import times
@@ -241,12 +242,25 @@ def _tune_one(name: str, space: Space, db: perfdb.Database, session: int, settin
 
 
 def _answerable(space: Space, runner: Runner) -> Space:
-    """What a runner has times for: of a recording, the recorded schedules alone, where any are in the space."""
+    """What a runner has times for: of a recording, the recorded schedules alone, where any are in the space. What goes
+    through a switch is for runners whose attribute `multicast` says that they have tried it on this machine: a prior alone
+    never proposes it."""
     recorded = getattr(runner, "space", None)
     if recorded is None:
-        return space
+        return space if getattr(runner, "multicast", False) else _without_multicast(space)
     narrowed = space.among(row.schedule for row in recorded.rows)
     return narrowed if narrowed.feasible else space
+
+
+def _without_multicast(space: Space) -> Space:
+    if not any(TRANSPORTS[schedule.transport].multicast for schedule in space):
+        return space
+    allowed = space.restrict.get("transport", TRANSPORTS.names())
+    kept = [name for name in allowed if not TRANSPORTS[str(name)].multicast]
+    if not kept:
+        raise RunnerError("multimem is for runners that have multicast", f"transport in {list(allowed)}",
+                          "allow it on a machine of your own (TILESCALE_MULTICAST=1), or leave the transport open")
+    return Space(space.spec, {**space.restrict, "transport": kept}, space.only)
 
 
 def _compile_ahead(runner: Runner, space: Space) -> None:

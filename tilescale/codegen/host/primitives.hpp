@@ -113,6 +113,15 @@ template <class T>
 inline void store(T* p, T value) {
   host::store(p, &value, sizeof(T));
 }
+// Of bytes that have no multicast address.
+template <class T>
+inline T load_private(const T* p) {
+  return load(p);
+}
+template <class T>
+inline void store_private(T* p, T value) {
+  store(p, value);
+}
 u32 atomic_add(u32* p, u32 value);
 u32 load_acquire(const u32* p);
 u32 load_relaxed(const u32* p);

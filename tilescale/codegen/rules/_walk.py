@@ -36,6 +36,7 @@ from tilescale.codegen.rules._parse import (
 Value = bool | str | None
 Facts = frozenset[str]
 KINDS = ("kCopy", "kSignal", "kWait", "kGemm", "kSum", "kReserve", "kRagged")
+MULTICAST_KINDS = ("kMultiStore", "kMultiSum")  # of kernels with the constant `multimem`
 KIND, LEADER = "step.kind", "@leader"
 EXIT = "exit"
 _CONSTANT = re.compile(r"(?:C|Config) :: (\w+)")
@@ -183,7 +184,8 @@ class Walk:
         tokens = statement.tokens
         texts = [t.text for t in tokens]
         if "Step" in texts[:2]:  # the next step: any kind
-            kinds = ("kGemm",) if self.constants.get("solo") else KINDS
+            kinds: tuple[str, ...] = ("kGemm",) if self.constants.get("solo") else KINDS
+            kinds += MULTICAST_KINDS if self.constants.get("multimem") else ()
             found = {state.put(KIND, kind) for state in self.expression(tokens, states) for kind in kinds}
             return frozenset(found)
         states = self.expression(tokens, states)

@@ -6,7 +6,7 @@ from tilescale.codegen.rules import RULES, Rule
 from tilescale.codegen.rules._walk import Event, Facts
 
 STORED, UNFENCED = "stored by many threads", "not fenced"
-STORES = {"store", "multimem_store", "multimem_red_add"}
+STORES = {"store", "store_private", "multimem_store", "multimem_red_add"}
 # What one thread has done or seen, and a signal must publish too: its bulk copies, and what it has acquired.
 OWN = {"bulk_store", "tma_store_2d", "tma_store_3d", "bulk_reduce_add", "tma_reduce_add_2d", "tma_reduce_add_3d",
        "load_acquire", "multimem_load_add"}

@@ -6,8 +6,8 @@ from tilescale.codegen.rules import RULES, Rule
 from tilescale.codegen.rules._walk import Event, Facts
 
 DIRTY = "something to publish"
-PUBLISHED = {"store", "bulk_store", "load_acquire", "tma_store_2d", "tma_store_3d", "bulk_reduce_add", "multimem_store",
-             "multimem_red_add", "multimem_load_add", "tma_reduce_add_2d", "tma_reduce_add_3d"}
+PUBLISHED = {"store", "store_private", "bulk_store", "load_acquire", "tma_store_2d", "tma_store_3d", "bulk_reduce_add",
+             "multimem_store", "multimem_red_add", "multimem_load_add", "tma_reduce_add_2d", "tma_reduce_add_3d"}
 
 
 def judge(facts: Facts, event: Event) -> tuple[Facts, str]:

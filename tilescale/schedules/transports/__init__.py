@@ -14,6 +14,8 @@ class Transport:
     `agent`: "blocks" (copy blocks of a kernel) or "copy_engine" (copies recorded by the host). `arches`: prefixes of
     architectures it compiles for; empty means all. `alignment`: bytes that offsets and sizes must be multiples of.
     `config`: constants of the kernel's Config, as (name, value) pairs. `shared_bytes`: what its pipeline takes.
+    `multicast`: it reaches all ranks at once, through a switch: where ranks push, everyone receives the same bytes; where
+    they pull, they receive a sum.
     """
 
     name: str
@@ -23,6 +25,7 @@ class Transport:
     arches: tuple[str, ...] = ()
     config: tuple[tuple[str, int], ...] = ()
     shared_bytes: int = 0
+    multicast: bool = False
 
     def compiles_for(self, arch: str) -> bool:
         return not self.arches or arch.startswith(self.arches)

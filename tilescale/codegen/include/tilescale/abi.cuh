@@ -10,9 +10,11 @@ typedef unsigned long long u64;
 namespace ts {
 
 // kReserve and kPace stand around a copy by a copy engine in the scale model, kSource rows behind a sum, one a source,
-// kLoop rows behind a copy of rows at pitches, one a loop; no plan holds them.
+// kLoop rows behind a copy of rows at pitches, one a loop; no plan holds them. kMultiStore and kMultiSum go through a
+// multicast address, which stands for the same bytes of all ranks.
 enum StepKind : u32 {
-  kCopy = 1, kSignal = 2, kWait = 3, kGemm = 4, kReserve = 5, kPace = 6, kSum = 7, kSource = 8, kLoop = 9, kRagged = 10
+  kCopy = 1, kSignal = 2, kWait = 3, kGemm = 4, kReserve = 5, kPace = 6, kSum = 7, kSource = 8, kLoop = 9, kRagged = 10,
+  kMultiStore = 11, kMultiSum = 12
 };
 
 // What a sum takes and becomes: all parts at once; or, where it goes from rank to rank, a part that begins it, the sum so far

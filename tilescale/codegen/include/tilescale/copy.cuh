@@ -179,6 +179,7 @@ template <class C> TS_DEV void copy_role(const Call& call, const Block& me, u8* 
       if constexpr (C::copy_tma) {
         if (thread() == 0) fence_async_global();
       }
+      if constexpr (Multicast<C>::value) fence_alias();
       i += waits - 1;
     } else if (step.kind == kSum) {
       if constexpr (Carries<C>::value) {
@@ -190,6 +191,10 @@ template <class C> TS_DEV void copy_role(const Call& call, const Block& me, u8* 
         sum_step<C>(call, step, row + 1, me);
       }
       i += step.rows;
+    } else if (step.kind == kMultiStore) {
+      if constexpr (Multicast<C>::value) multi_store<C>(call, step, me);
+    } else if (step.kind == kMultiSum) {
+      if constexpr (Multicast<C>::value && C::has_sum) multi_sum<C>(call, step, me);
     } else {
       if constexpr (C::link_clock) {
         if (thread() == 0) pace_step(call, step);

@@ -115,6 +115,7 @@ template <class C> TS_DEV void gemm_producer(const Call& call, const Maps& maps,
     if (step.kind == kWait) {
       wait_step(call, step);
       fence_async_global();  // what the acquire has made visible is read by the asynchronous proxy next
+      if constexpr (Multicast<C>::value) fence_alias();
     } else if (step.kind == kGemm) {
       const TensorMap* map_a = &maps.a[step.source + (step.value == 2u ? call.calls & 1u : 0u)];
       for_tiles<C>(call, step, me, [&](TilePosition tile) {

@@ -16,6 +16,7 @@
 #include "strided.cuh"
 #include "epilogue.cuh"
 #include "sum.cuh"
+#include "multimem.cuh"
 #include "norm.cuh"
 #include "carry.cuh"
 #include "copy.cuh"

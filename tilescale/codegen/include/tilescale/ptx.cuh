@@ -43,6 +43,9 @@ TS_DEV void log_wait(const u32*, u32) {}
 // ---- global memory -------------------------------------------------------------------------------------------------
 template <class T> TS_DEV T load(const T* p) { return *p; }
 template <class T> TS_DEV void store(T* p, T v) { *p = v; }
+// Of bytes that have no multicast address.
+template <class T> TS_DEV T load_private(const T* p) { return *p; }
+template <class T> TS_DEV void store_private(T* p, T v) { *p = v; }
 // Loads behind it are not moved before it by the compiler; the machine may.
 TS_DEV void load_fence() { asm volatile("" ::: "memory"); }
 TS_DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
