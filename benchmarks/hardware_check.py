@@ -165,7 +165,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE")
     parser.add_argument("--ranks", default="4,8", help="numbers of ranks, joined by commas")
-    parser.add_argument("--only", default="", metavar="TEXT", help="families whose name holds one of these words, joined by commas")
+    parser.add_argument("--only", default="", metavar="WORDS",
+                        help="families whose name holds one of these, joined by commas")
     parser.add_argument("--most", type=int, default=0, metavar="N", help="kinds of a workload, where time is short")
     parser.add_argument("--no-emulation", action="store_true", help="where there is no C++ compiler")
     parser.add_argument("--jobs", type=int, default=12, help="emulations side by side")

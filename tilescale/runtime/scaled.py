@@ -72,8 +72,8 @@ def _scaled_local(spec: Spec, schedule: Schedule) -> Scaled:
     a, b = spec.inputs
     local = (
         unit - 3 if tile.small_m(spec) else unit * schedule.cluster_m + unit // 2 + 8,
-        (schedule.block_n or 16) + _columns_tail(spec),
-        2 * (schedule.block_k or 16) * schedule.split_k + _tail(a),
+        _cut_size(spec, b, 1, (schedule.block_n or 16) + _columns_tail(spec)),
+        _cut_size(spec, a, 1, 2 * (schedule.block_k or 16) * schedule.split_k + _tail(a)),
     )
     held = (a.local_shape(0, spec.world), b.local_shape(0, spec.world))
     m, n, k = (size * (whole // part) for size, whole, part in zip(
@@ -143,10 +143,8 @@ def _resized(spec: Spec, rows: int, schedule: Schedule) -> Spec:
         columns = max(1, (2 * 4096 // unit * unit + unit) // a.itemsize)
         return _with(spec, ((m, columns), ), (m, columns))
     b = spec.inputs[1]
-    blocks = spec.attribute("scales") == "block"
-    k = (2 * (schedule.block_k or 16) + (BLOCK if blocks and _cut(a, 1) else _tail(a))) * (world if _cut(a, 1) else 1)
-    tail = BLOCK if blocks and _cut(b, 1) else _columns_tail(spec)
-    n = ((schedule.block_n or 16) + tail) * (world if _cut(b, 1) else 1)
+    k = _cut_size(spec, a, 1, 2 * (schedule.block_k or 16) + _tail(a)) * (world if _cut(a, 1) else 1)
+    n = _cut_size(spec, b, 1, (schedule.block_n or 16) + _columns_tail(spec)) * (world if _cut(b, 1) else 1)
     return _with(spec, ((m, k), (k, n)), (m, n))
 
 
@@ -173,6 +171,12 @@ def _with(spec: Spec, inputs: tuple[tuple[int, ...], ...], output: tuple[int, ..
 def _halves(spec: Spec) -> bool:
     """Whether the output has half of the product's columns."""
     return any(epilogue.halves for epilogue in spec.epilogues)
+
+
+def _cut_size(spec: Spec, tensor: Tensor, dim: int, size: int) -> int:
+    """At least `size`, of a dimension of a rank's part: block scales are cut between ranks in whole blocks."""
+    blocks = spec.attribute("scales") == "block" and _cut(tensor, dim)
+    return -(-size // BLOCK) * BLOCK if blocks else size
 
 
 def _columns_tail(spec: Spec) -> int:
