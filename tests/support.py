@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tilescale.spec.op import Spec, matmul, moe_combine, moe_dispatch, redistribute, shift
 from tilescale.spec.tensor import Tensor, square_mesh
 from tilescale.spec.topology import Topology
@@ -79,6 +81,11 @@ def local_gemm(shape: tuple[int, int, int], *, order: str = "col", dtype: str = 
     m, n, k = shape
     return matmul(Tensor((m, k), dtype, Replicate), Tensor((k, n), dtype, Replicate, order=order), out=Replicate,
                   topology=Topology.named("8xH200-NVSwitch", ranks=1), out_dtype=out_dtype, then=then)
+
+
+def scaled(spec: Spec, kind: str) -> Spec:
+    """The spec with scales of that kind."""
+    return replace(spec, attributes=(*spec.attributes, ("scales", kind)))
 
 
 def exchange(name: str, ranks: int = 4, *, inputs: str = "ordinary", dtype: str = "bfloat16", heads: int = 0,

@@ -7,7 +7,7 @@ from functools import cache
 
 from handmade import chunked, fused_push, pull, ring
 from reduce_plans import gemm_rs, reduce_scatter, stages
-from support import ag_gemm, all_gather, contraction, in_blocks, reduction, routed
+from support import ag_gemm, all_gather, contraction, in_blocks, reduction, routed, scaled
 from support import gemm_rs as product
 
 from tilescale.schedules.lower import lower
@@ -149,6 +149,10 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
         reduction((384, 24), 3, then=("residual_rmsnorm",)), replace(COPY, **TWO_SHOT, **PLAIN)),
     "all_reduce then bias": (reduction((384, 24), 3, then=("bias",)), replace(COPY, **ONE_SHOT, **PLAIN)),
     "product of bytes": (_local(304, "col", "float8_e4m3fn", 800), BYTES),
+    "gemm_rs of scaled bytes": (
+        scaled(product((384, 256, 384), 3, order="col", dtype="float8_e4m3fn"), "block"), replace(FUSED, block_k=128)),
+    "ag_gemm of scaled bytes": (
+        scaled(ag_gemm((384, 384, 128), 3, dtype="float8_e4m3fn"), "rowcol"), replace(FUSED, block_k=128)),
     "gemm_rs of bytes": (product((384, 256, 384), 3, order="col", dtype="float8_e4m3fn"), replace(FUSED, block_k=128)),
     "gemm_ar of bytes": (product((384, 256, 384), 3, out="Replicate", order="col", dtype="float8_e4m3fn"),
                          replace(FUSED, block_k=128, **TWO_SHOT)),

@@ -13,7 +13,18 @@ from equivalents import plan_reason
 from families import BYTES, FEW, FUSED, GANG, LOCAL, ONE_SHOT, PLAIN, RING, SCATTER, SPLIT, TWO_SHOT, plans
 from plan_mutants import Mutant, mutants
 from product_support import between_two, there_and_back
-from support import ag_gemm, all_gather, contraction, exchange, gemm_rs, in_blocks, local_gemm, reduction, routed
+from support import (
+    ag_gemm,
+    all_gather,
+    contraction,
+    exchange,
+    gemm_rs,
+    in_blocks,
+    local_gemm,
+    reduction,
+    routed,
+    scaled,
+)
 from text_mutants import TextMutant, text_mutants
 
 from tilescale.codegen.emit import emit
@@ -105,6 +116,18 @@ RUNS |= {
     "product of bytes": (gemm_rs((304, 304, 800), 2, out="Partial", order="col", dtype="float8_e4m3fn", on=_ON), BYTES),
     "few rows of bytes": (
         gemm_rs((13, 304, 1632), 2, out="Partial", order="col", dtype="float8_e4m3fn", on=_ON), replace(FEW, block_k=256)),
+}
+_BYTES = {"order": "col", "dtype": "float8_e4m3fn", "on": _ON}
+RUNS |= {
+    "scaled": (scaled(gemm_rs((304, 304, 544), 2, **_BYTES), "tensor"), replace(SCATTER, block_k=128)),
+    "scaled rows and columns": (scaled(gemm_rs((304, 304, 544), 2, **_BYTES), "rowcol"), replace(SCATTER, block_k=128)),
+    "scaled blocks": (scaled(gemm_rs((304, 304, 768), 2, **_BYTES), "block"), replace(SCATTER, block_k=128)),
+    "scaled product": (scaled(gemm_rs((304, 304, 800), 2, out="Partial", **_BYTES), "rowcol"), BYTES),
+    "gathered rows scaled": (
+        scaled(ag_gemm((384, 256, 272), 2, dtype="float8_e4m3fn", on=_ON), "rowcol"), replace(FUSED, block_k=128)),
+    "few rows scaled": (scaled(gemm_rs((13, 304, 544), 2, out="Partial", **_BYTES), "rowcol"), replace(FEW, split_k=1)),
+    "few rows in blocks": (
+        scaled(gemm_rs((13, 304, 1280), 2, out="Partial", **_BYTES), "block"), replace(FEW, block_k=256)),
 }
 # Entries of a block in two turns, the second with a tail; rows of a turn of a warp and a tail, more than load together.
 _ROUTED = {"tokens": 360, "hidden": 165, "experts": 8, "top_k": 6, "dtype": "float16", "on": _ON}

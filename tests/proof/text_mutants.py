@@ -17,7 +17,7 @@ from tilescale.codegen.host.build import INCLUDE
 # Lines of these functions run in the scale model alone, in time that the emulator does not model.
 PACED = ("walk_links", "reserve_links", "pace_step", "links_of", "next_store", "drain", "charge_rows")
 HEADERS = ("carry.cuh", "comm.cuh", "contract.cuh", "copy.cuh", "epilogue.cuh", "gemm.cuh", "gemm_split.cuh",
-           "gemm_store.cuh", "kernels.cuh", "moe.cuh", "norm.cuh", "share.cuh", "small_m.cuh", "sum.cuh")
+           "gemm_store.cuh", "kernels.cuh", "moe.cuh", "norm.cuh", "scales.cuh", "share.cuh", "small_m.cuh", "sum.cuh")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ LOST: dict[str, str] = {
         "contract_tile"),
     "lost store": ("store|store_pair|store_four|store_chunk|store_chunks|store_registers|tma_store_3d|send_part|small_put|"
                    "cluster_store"),
-    "lost sum": "sum_units|sum_step|add_parts|carry_units|carry_step|promote",
+    "lost sum": "sum_units|sum_step|add_parts|carry_units|carry_step|promote|promote_scaled|small_promote",
+    "lost scale": "scale_rows|scale_four|load_scales",
     "lost task": (
         "route_step|total_step|send_step|place_step|tally_step|return_step|weigh_step|ragged_step|add_warps|begin_rows|"
         "find_rows|move_row|place_row|weigh_token|add_weighted|tell_failed"
@@ -159,6 +160,8 @@ _TILES = ("gemm", "row", "fp32 large", "odd columns", "product", "scatter large"
 _STAGED = ("parts", "parts pulled", "product", "fp32 large")
 _FEW = ("few rows", "few rows of odd columns")
 _BYTES = ("product of bytes", "few rows of bytes")
+_SCALED = ("scaled rows and columns", "scaled blocks", "few rows scaled", "few rows in blocks", "gathered rows scaled",
+           "scaled")
 _SUMS = ("sum", "sum of floats", "sum of odd sizes", "sum of three", "sum handed out", "scatter")
 _DISPATCHES, _COMBINES = ("dispatch", "dispatch pulled"), ("combine", "combine pulled")
 _CLUSTERS = ("product in clusters", "product in clusters, col")
@@ -176,8 +179,10 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "gemm_producer": ("fused pull", "gemm", "parts", "product"), "load_b": (*_CLUSTERS, "row", "gemm"),
         "load_stage": ("gemm", *_CLUSTERS), "release": (*_CLUSTERS, "gemm"), "for_tiles": (*_CLUSTERS, *_TILES),
         "k_range": ("shared contraction",),
-        "gemm_consumer": ("parts", "parts pulled", "scatter", "scatter large", "shared contraction", "product of bytes"),
+        "gemm_consumer": ("parts", "parts pulled", "scatter", "scatter large", "shared contraction", "product of bytes",
+                          "scaled rows and columns", "scaled product"),
         "gemm_role": ("gemm", *_CLUSTERS, "shared contraction"), "multiply_tile_promoted": _BYTES, "promote": _BYTES,
+        "load_scales": ("scaled blocks",), "promote_scaled": ("scaled blocks",),
         "": _TILES},
     "gemm_split.cuh": {"": ("shared contraction",)},
     "gemm_store.cuh": {
@@ -185,9 +190,13 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "store_pair": ("odd columns", "odd columns of floats", *_FEW), "store_registers": ("odd columns",),
         "copy_chunk": ("scatter", "scatter large"), "store_chunk": (*_STAGED, "scatter"),
         "store_rows": (*_STAGED, "odd columns"), "": _STAGED},
+    "scales.cuh": {"": _SCALED},
+    "small_m.cuh": {
+        "small_stage": (*_BYTES, "few rows", "few rows in blocks"), "small_promote": ("few rows in blocks",),
+        "small_store": (*_FEW, "few rows scaled"),
+        "small_consumer": (*_FEW, "few rows scaled"), "": _FEW},
     "kernels.cuh": {"block_of": ("many steps", "signals")},  # of two gangs
     "share.cuh": {"lane": ("groups",), "share_of_group": ("groups",), "": ("copy", "tma", "sum", *_BYTES)},
-    "small_m.cuh": {"small_stage": (*_BYTES, "few rows"), "": _FEW},
     "moe.cuh": {
         **dict.fromkeys(("slot_of", "send_step", "place_step", "place_row"), _DISPATCHES),
         **dict.fromkeys(("tally_step", "return_step", "find_rows", "weigh_step", "weigh_token", "add_weighted"), _COMBINES),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support import ag_gemm, all_gather, gemm_rs, reduction
+from support import ag_gemm, all_gather, gemm_rs, reduction, scaled
 
 from tilescale.errors import RunnerError
 from tilescale.runtime.baselines import NAMES, SYMM_MEM, by_library, check_names, names_for, unfused_schedule
@@ -31,6 +31,8 @@ def test_names_are_those_that_make_sense() -> None:
     bytes_ = {"dtype": "float8_e4m3fn", "order": "col"}  # no schedules with library products
     assert names_for(gemm_rs(on=SHARED, **bytes_)) == names_for(gemm_rs(**bytes_)) == ("compute_only",)
     assert names_for(gemm_rs(on=REAL, **bytes_)) == ("compute_only", "nccl+cublas")
+    assert names_for(scaled(gemm_rs(on=SHARED, **bytes_), "rowcol")) == ("compute_only",)
+    assert names_for(scaled(gemm_rs(on=SHARED, **bytes_), "block")) == ()
     for spec in (gemm_rs(on=SHARED), reduction(on=SHARED), ag_gemm(on=REAL)):
         check_names(spec, names_for(spec))
         assert set(names_for(spec)) <= set(NAMES)

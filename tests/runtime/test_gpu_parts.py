@@ -14,10 +14,11 @@ import pytest
 import torch
 from deploy.fakes import ag_gemm, all_gather
 from support import ag_gemm as declared
-from support import gemm_rs, reduction
+from support import gemm_rs, reduction, scaled
 
 import tilescale as ts
 from tilescale.codegen.compile import INCLUDE, Binary, Compiler, Source
+from tilescale.deploy.library import local_product
 from tilescale.errors import RunnerError
 from tilescale.runtime import green
 from tilescale.runtime.arena import GRAIN, Arena
@@ -37,6 +38,7 @@ from tilescale.runtime.gpu_meeting import (
 )
 from tilescale.runtime.sampling import Bounds, enough, relative_error, slowest
 from tilescale.spec.op import Spec
+from tilescale.spec.scales import KINDS
 
 
 def test_an_arena_gives_places_apart_and_takes_them_back() -> None:
@@ -183,6 +185,31 @@ def test_a_gathered_operand_of_bytes_is_joined_and_checked() -> None:
             work.check(call)
             out[3, 5] = out[3, 5] + 0.05 * whole[3].abs() @ b[:, 5].abs()
             with pytest.raises(WrongResult, match=r"element \(3, 5\)"):
+                work.check(call)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("spec", [declared((64, 512, 256), 2, dtype="float8_e4m3fn"),
+                                  gemm_rs((64, 40, 512), 2, dtype="float8_e4m3fn", order="col")], ids=lambda spec: spec.op)
+def test_scaled_products_of_the_library_pass_and_unscaled_ones_do_not(spec: Spec, kind: str) -> None:
+    works = works_of(scaled(spec, kind))
+    for call in range(CALLS):
+        inputs = [work.calls[call].inputs for work in works]
+        firsts = [each[0] for each in inputs]
+        if spec.op == "ag_gemm":
+            firsts = [torch.cat([first.view(torch.uint8) for first in firsts]).view(firsts[0].dtype)] * len(works)
+        parts = [torch.empty(first.shape[0], each[1].shape[1]) for first, each in zip(firsts, inputs, strict=True)]
+        for work, first, each, part in zip(works, firsts, inputs, parts, strict=True):
+            local_product(torch, work.spec, first, each, part)
+        for work, first, each, part in zip(works, firsts, inputs, parts, strict=True):
+            out = work.calls[call].out
+            out.copy_(part if spec.op == "ag_gemm" else keep(work, torch.stack(parts).sum(0)))
+            work.check(call)
+            unscaled = first.float() @ each[1].float()
+            out.copy_(unscaled if spec.op == "ag_gemm" else keep(work, unscaled))
+            if kind == "tensor" and call == EXACT_CALL:
+                continue  # the one number may be 1
+            with pytest.raises(WrongResult):
                 work.check(call)
 
 

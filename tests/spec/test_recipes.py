@@ -44,7 +44,8 @@ def declared(workload: dict[str, Any], topology: Topology) -> Spec:
                             root=workload.get("root"))
     b = workload["b"]
     return matmul(tensor(workload["a"]), [*map(tensor, b)] if isinstance(b, list) else tensor(b), workload["out"], topology,
-                  gathered=workload.get("gathered", False), algorithm=workload.get("algorithm"))
+                  gathered=workload.get("gathered", False), algorithm=workload.get("algorithm"),
+                  scales=workload.get("scales"))
 
 
 def test_recipes_are_there() -> None:

@@ -14,13 +14,14 @@ from tilescale.schedules.gather import SIGNAL_THREADS
 from tilescale.schedules.plan import Buffer, Copy, Gemm, Launch, Plan, Role, Step, Sum
 from tilescale.schedules.ragged import ragged_geometry
 from tilescale.schedules.schedule import Schedule
-from tilescale.schedules.sums import WINDOW_ROWS, summed
+from tilescale.schedules.sums import WINDOW_ROWS, summed, sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import contracts, gathered_operand, in_blocks
 from tilescale.spec.op import Spec
 
 ELEMENTS = {"bfloat16": "ts::Bf16", "float16": "ts::Fp16", "float32": "ts::Fp32",
             "float8_e4m3fn": "ts::E4m3", "float8_e5m2": "ts::E5m2"}
+SCALES = {"tensor": "TensorScales", "rowcol": "RowColumnScales", "block": "BlockScales"}
 PRODUCTS = ("gemm", "fused", "small_m")  # families of kernels that multiply
 SCOPES = {"warpgroup": 128, "warp": 32}  # threads that copy together, where these are not all of the block
 CARRIED_SOURCES = 2  # of a sum that goes on: the sum so far, and a part
@@ -84,6 +85,8 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
         lines += [f"  using {name} = {ELEMENTS.get(spec.output.dtype, 'ts::Fp32')};" for name in ("Part", "Out")]
     elif launch.family == "sum":
         lines += [f"  using Part = {ELEMENTS[summed(spec).element]};", f"  using Out = {ELEMENTS[spec.output.dtype]};"]
+    if launch.family in PRODUCTS and spec.attribute("scales"):
+        lines.append(f"  using Scales = ts::{SCALES[str(spec.attribute('scales'))]}<{str(sums(spec)).lower()}>;")
     if any(step.then for step in launch.steps if isinstance(step, Gemm | Sum)):
         lines.append(f"  using Epilogue = {epilogue_type(spec)};")
     entry = f"tilescale_{launch.family}"

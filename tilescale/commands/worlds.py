@@ -9,6 +9,7 @@ from typing import Any
 
 from tilescale.commands.output import UsageError
 from tilescale.commands.target import Declared, Target, targets_of
+from tilescale.spec.scales import BLOCK
 
 # Where a sharded size is not divided by the ranks, it grows to the next multiple of so many rows a rank.
 ROWS = 8
@@ -94,6 +95,13 @@ def _grow_experts(entry: dict[str, Any], ranks: int) -> list[str]:
     return [f"experts {experts} as {entry['experts']}"]
 
 
+def _unit(entry: dict[str, Any], tensor: dict[str, Any]) -> int:
+    """What the part of a rank is a multiple of, where a sharded size must grow."""
+    if entry.get("scales") == "block":
+        return BLOCK
+    return 2 * ROWS if str(tensor.get("dtype")).startswith("float8") else ROWS  # rows of 16 bytes
+
+
 def _grown(entry: dict[str, Any], key: str, tensor: dict[str, Any], ranks: int) -> list[str]:
     """The same for one tensor."""
     said: list[str] = []
@@ -105,9 +113,9 @@ def _grown(entry: dict[str, Any], key: str, tensor: dict[str, Any], ranks: int) 
         dims.append(None if after is None else order[after])
     for dim in sorted({dim for dim in dims if dim is not None}):
         size = shape[dim]
-        if isinstance(size, int) and size % ranks:
-            # Heads and the like, of which a rank has few, grow by as few as can be.
-            unit = ROWS if len(shape) == 2 else 1
+        # Heads and the like, of which a rank has few, grow by as few as can be.
+        unit = _unit(entry, tensor) if len(shape) == 2 else 1
+        if isinstance(size, int) and size % (ranks * unit if unit > ROWS else ranks):
             shape[dim] = -(-size // (ranks * unit)) * ranks * unit
             said.append(f"{'MN'[dim] if len(shape) == 2 else f'dim {dim}'} {size} as {shape[dim]}")
     tensor["shape"] = shape

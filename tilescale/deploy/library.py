@@ -13,6 +13,7 @@ from tilescale.errors import BundleError, SpecError
 from tilescale.spec.contraction import contracts, gathered_operand, in_blocks
 from tilescale.spec.declaration import Spec
 from tilescale.spec.result import kind_of
+from tilescale.spec.scales import BLOCK
 
 _KEPT = 1024
 
@@ -25,9 +26,32 @@ def product(torch: Any, a: Any, b: Any, out: Any) -> None:
     elif a.dtype == out.dtype:
         torch.mm(a, b, out=out)
     elif out.is_cuda:
-        torch.mm(a, b, out_dtype=out.dtype, out=out)
+        if a.dtype == torch.float32:  # of scaled operands
+            out.copy_(torch.mm(a, b))
+        else:
+            torch.mm(a, b, out_dtype=out.dtype, out=out)
     else:
         out.copy_(torch.mm(a.float(), b.float()))
+
+
+def local_product(torch: Any, spec: Spec, a: Any, operands: Sequence[Any], out: Any) -> None:
+    """`out` = what `a`, the first of a rank's `operands` or the whole that it is gathered to, times the second stand for:
+    with scales, which follow, where the spec has them."""
+    kind, b = spec.attribute("scales"), operands[1]
+    if kind is None:
+        product(torch, a, b, out)
+        return
+    scale_a, scale_b = operands[2:4]
+    if kind == "block":
+        rows = torch.arange(b.shape[0], device=b.device) // BLOCK
+        columns = torch.arange(b.shape[1], device=b.device) // BLOCK
+        product(torch, a.float() * scale_a[:, rows], b.float() * scale_b[rows][:, columns], out)
+    elif out.is_cuda and out.dtype == torch.bfloat16:
+        torch._scaled_mm(a, b, scale_a=scale_a, scale_b=scale_b, out_dtype=out.dtype, out=out)
+    else:
+        wide = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+        product(torch, a, b, wide)
+        out.copy_(wide.mul_(scale_a).mul_(scale_b))
 
 
 def gather_contraction(torch: Any, part: Any, operand: int, group: Any) -> Any:
@@ -135,7 +159,7 @@ class Unfused:
         torch, count = self._torch, len(self._spec.inputs)
         columns = inputs[1].shape[1] if self._multiplies else out.shape[-1]
         wide = torch.empty((*out.shape[:-1], columns), dtype=torch.float32, device=out.device)
-        self._fill(inputs[:count], wide, gathered)
+        self._fill(inputs[: count + len(self._spec.operation.extras(self._spec))], wide, gathered)
         out.copy_(finished(torch, self._spec, wide, inputs[count:]))
 
     def _fill(self, inputs: Sequence[Any], out: Any, gathered: Any) -> None:
@@ -144,7 +168,7 @@ class Unfused:
         elif self._kind == "gather":
             self._gather(inputs, out, gathered)
         elif self._kind == "none":
-            product(self._torch, inputs[0], inputs[1], out)
+            local_product(self._torch, self._spec, inputs[0], inputs, out)
         else:
             self._sum(self._addend(inputs, out), out)
 
@@ -181,7 +205,7 @@ class Unfused:
             self._distributed.all_gather_into_tensor(wide, padded, group=self._group)
             whole.copy_(wide[: whole.shape[0]])
         if self._multiplies:
-            product(torch, whole, inputs[1], out)
+            local_product(torch, self._spec, whole, inputs, out)
 
     def _addend(self, inputs: Sequence[Any], out: Any) -> Any:
         """What this rank adds, in a tensor of its own; the dimension that is scattered comes first."""
@@ -189,7 +213,7 @@ class Unfused:
         dtype = torch.float32 if out.dtype.is_floating_point and out.dtype.itemsize < 4 else out.dtype
         if self._multiplies:
             found = torch.empty((a.shape[0], inputs[1].shape[1]), dtype=dtype, device=a.device)
-            product(torch, a, inputs[1], found)
+            local_product(torch, self._spec, a, inputs, found)
             return found
         moved = a.movedim(self._dim, 0) if self._kind == "reduce_scatter" else a
         return torch.empty(moved.shape, dtype=dtype, device=a.device).copy_(moved)

@@ -67,6 +67,8 @@ def _symmetric(spec: Spec) -> tuple[str, ...]:
 
 def names_for(spec: Spec) -> tuple[str, ...]:
     """The baselines that make sense for a spec."""
+    if spec.attribute("scales") == "block":
+        return ()  # libraries take these scales in layouts of their own
     if spec.then:
         return _behind_epilogues(spec)
     if spec.local:

@@ -32,6 +32,7 @@ def deviations(plan: Plan, program: Program, report: RunReport, calls: int, firs
     `first_call`: the epoch of the workspace when the run began.
     """
     strides = {placed.buffer: placed.stride for placed in program.placed}
+    partly = {extra.buffer for extra in plan.goal.extras if extra.partly}
     log = {(s.call, s.rank, s.step): s for s in report.log}
     for call in range(calls):
         for rank in range(plan.world):
@@ -41,6 +42,8 @@ def deviations(plan: Plan, program: Program, report: RunReport, calls: int, firs
                 wanted = replace(_declared(step, role, rank, number, first_call + call, strides, totals), call=call)
                 if isinstance(step, Gemm) and plan.buffer(step.a.buffer).role == "input":
                     found = _within(found, wanted)
+                if isinstance(step, Gemm) and partly:
+                    found = _partly(found, wanted, partly)
                 if isinstance(step, Contract) and step.gathered != BOTH:
                     found = _of_local(found, wanted, step)
                 if isinstance(step, Ragged):
@@ -109,6 +112,16 @@ def _within(found: StepLog, wanted: StepLog) -> StepLog:
         covers = [w for w in wanted.reads if (w.rank, w.buffer, w.begin) == (read.rank, read.buffer, read.begin)]
         cut.append(replace(read, end=min(read.end, covers[0].end)) if covers else read)
     return replace(found, reads=tuple(cut))
+
+
+def _partly(found: StepLog, wanted: StepLog, buffers: set[str]) -> StepLog:
+    """As declared where it read nothing else of these buffers than that."""
+    declared = [w for w in wanted.reads if w.buffer in buffers]
+    inside = all(any((w.rank, w.buffer) == (r.rank, r.buffer) and w.begin <= r.begin and r.end <= w.end for w in declared)
+                 for r in found.reads if r.buffer in buffers)
+    if not inside:
+        return found
+    return replace(found, reads=tuple(sorted([*(r for r in found.reads if r.buffer not in buffers), *declared])))
 
 
 def _of_local(found: StepLog, wanted: StepLog, step: Contract) -> StepLog:

@@ -27,14 +27,14 @@ from tilescale.runtime.emulator import (
     run_isolated,
     tensor_map,
 )
-from tilescale.runtime.reference import NumpyArrays, Sums, add_up, extras_of, finish
+from tilescale.runtime.reference import NumpyArrays, Sums, add_up, extras_of, finish, scaled_load
 from tilescale.runtime.routed import Routed, routed
 from tilescale.runtime.routing import TURNS, routing_of
 from tilescale.runtime.scaled import Scaled, scaled
 from tilescale.schedules.ragged import ragged
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.declaration import Spec
-from tilescale.spec.operand import NUMBERS, Operand
+from tilescale.spec.operand import NUMBERS, SCALES, Operand
 from tilescale.spec.result import Deviation, Factor, Result, deviation, result_of, results_of
 from tilescale.spec.tensor import ITEMSIZE
 from tilescale.spec.views import ReplicateView
@@ -247,8 +247,10 @@ class Run:
         inputs = [{operand.name: ranks[rank][1] for operand, ranks in zip(named, operands, strict=True) if ranks[rank][1]}
                   for rank in range(self.world)]
 
-        def load(factor: Factor) -> Array:
+        def loaded(factor: Factor) -> Array:
             return np.concatenate([operands[factor.operand][rank][0] for rank in factor.ranks], axis=factor.dim)
+
+        load = scaled_load(self.spec, loaded, NumpyArrays())
 
         results = [result_of(self.spec, rank) for rank in range(self.world)]
         ranks = {result: rank for rank, result in reversed(list(enumerate(results)))}  # one of those that have it
@@ -296,7 +298,9 @@ class Run:
         tensor = operand.tensor
         shape, by_rows = tensor.local_shape(rank, self.world), tensor.order == "row"
         drawn = random_input(self.rng, shape if by_rows else shape[::-1], exact)
-        if operand.values != NUMBERS:
+        if operand.values == SCALES:
+            drawn = np.where(drawn > 0, 2.0, np.where(drawn < 0, 0.5, 1.0)) if exact else np.abs(drawn) / 2 + 0.25
+        elif operand.values != NUMBERS:
             drawn = np.abs(drawn) + 1
         bits = to_bits(drawn, tensor.dtype).tobytes()
         values = from_bits(bits, tensor.dtype).reshape(drawn.shape)

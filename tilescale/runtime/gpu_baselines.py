@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilescale.deploy.epilogues import finished
-from tilescale.deploy.library import product
+from tilescale.deploy.library import local_product
 from tilescale.errors import RunnerError, nearest
 from tilescale.runtime import gpu_peers
 from tilescale.runtime.gpu_check import CALLS, TIMED_CALLS, Workload
@@ -79,7 +79,7 @@ def _compute_only(rank: Rank, work: Workload, meet: Meet) -> Path:
     def call(number: int) -> Any:
         data = work.calls[number]
         target = data.out if part is None else part
-        product(torch, pairs[number][0], pairs[number][1], target)
+        local_product(torch, work.spec, pairs[number][0], pairs[number], target)
         return target
 
     return Path(call, lambda number, out: work.check(number, out, work.local(number) if apart else None))
@@ -97,7 +97,7 @@ def _unfused(rank: Rank, work: Workload, meet: Meet) -> Path:
 
     def call(number: int) -> Any:
         data = work.calls[number]
-        product(torch, gather(number), data.inputs[1], wide)
+        local_product(torch, spec, gather(number), data.inputs, wide)
         data.out.copy_(finished(torch, spec, wide, data.inputs[2:]))
         return data.out
 

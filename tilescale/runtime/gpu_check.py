@@ -11,9 +11,9 @@ from typing import Any
 from tilescale.deploy.epilogues import TorchMath
 from tilescale.deploy.library import product
 from tilescale.deploy.tensors import Local, contiguous, local_inputs, local_outputs
-from tilescale.runtime.reference import Finished, add_up, extras_of, finish, part_of
+from tilescale.runtime.reference import Finished, add_up, extras_of, finish, part_of, scaled_load
 from tilescale.spec.declaration import Spec
-from tilescale.spec.operand import NUMBERS
+from tilescale.spec.operand import NUMBERS, SCALES
 from tilescale.spec.result import (
     Factor,
     Result,
@@ -111,8 +111,10 @@ class Workload:
         return Expected(values, room if expected.allowed is None else room.add_(expected.allowed))
 
     def local(self, call: int) -> Expected:
-        """What this rank's own product is, without those of its peers. Made anew with every use."""
-        return self._expected(Result((local_term(self.spec, self.rank),)), call, finished=False)
+        """What this rank's own product is, without those of its peers and before epilogues; of operands that are gathered,
+        the product of the whole. Made anew with every use."""
+        result = self._result if self.kind in ("gather", "none") else Result((local_term(self.spec, self.rank),))
+        return self._expected(result, call, finished=False)
 
     def _describe(self, call: int, name: str, found: Any, expected: Expected, at: int, count: int) -> str:
         index = tuple(int(part) for part in _unravel(at, found.shape))
@@ -149,9 +151,7 @@ class Workload:
             return Expected(part_of(result, joined, TorchArrays(self._torch, self._device)).contiguous())
         allowed, arrays = deviation(self.spec, result, integers), TorchArrays(self._torch, self._device)
 
-        def load(factor: Factor) -> Any:
-            return self._load(factor, call)
-
+        load = scaled_load(self.spec, lambda factor: self._load(factor, call), arrays)
         sums = add_up(result, load, arrays, magnitude=bool(allowed.magnitude), spread=result.sums)
         spread = None if sums.spread is None else sums.spread.bfloat16()
         spec = self.spec if finished else dataclasses.replace(self.spec, then=())
@@ -187,6 +187,8 @@ class Workload:
             rank = 0
         generator = torch.Generator(device).manual_seed(((self._seed * CALLS + call) * OPERANDS + operand) * 128 + rank)
         numbers = self._numbers(local, call, generator, device)
+        if declared.values == SCALES:
+            return self._torch.exp2(numbers.sign()) if call == EXACT_CALL else numbers.abs() / 2 + 0.25
         return numbers if declared.values == NUMBERS else numbers.abs() + 1
 
     def _numbers(self, local: Local, call: int, generator: Any, device: Any) -> Any:

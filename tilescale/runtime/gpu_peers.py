@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilescale.deploy.exchanging import LibraryExchange
-from tilescale.deploy.library import gather_contraction, product
+from tilescale.deploy.library import gather_contraction, local_product, product
 from tilescale.errors import RunnerError
 from tilescale.runtime.gpu_check import CALLS, Workload
 from tilescale.runtime.gpu_contestant import Rank
@@ -144,7 +144,7 @@ class _Summands:
             return self._buffers[number]
         inputs = self._work.calls[number].inputs
         if self._work.multiplies:
-            product(self._torch, inputs[0], inputs[1], self.buffer)
+            local_product(self._torch, self._work.spec, inputs[0], inputs, self.buffer)
         else:
             self.buffer.copy_(inputs[0])
         return self.buffer
@@ -208,20 +208,20 @@ def nccl(rank: Rank, work: Workload, meet: Meet) -> Path:
         target = data.out if whole is None else whole[number]
         distributed.all_gather_into_tensor(target, data.inputs[0], group=group)
         if whole is not None:
-            product(torch, target, data.inputs[1], data.out)
+            local_product(torch, work.spec, target, data.inputs, data.out)
         return data.out
 
     def reduce_scatter(number: int) -> Any:
         data = work.calls[number]
         if part is not None:
-            product(torch, data.inputs[0], data.inputs[1], part)
+            local_product(torch, work.spec, data.inputs[0], data.inputs, part)
         distributed.reduce_scatter_tensor(data.out, data.inputs[0] if part is None else part, group=group)
         return data.out
 
     def all_reduce(number: int) -> Any:
         data = work.calls[number]
         if work.multiplies:
-            product(torch, data.inputs[0], data.inputs[1], data.out)
+            local_product(torch, work.spec, data.inputs[0], data.inputs, data.out)
         else:
             data.out.copy_(data.inputs[0])
         distributed.all_reduce(data.out, group=group)

@@ -12,6 +12,7 @@ import numpy as np
 from tilescale.spec.declaration import Spec
 from tilescale.spec.epilogue import Math
 from tilescale.spec.result import EPSILON, SMALLEST, Deviation, Factor, Result
+from tilescale.spec.scales import BLOCK
 
 ROWS_AT_ONCE = 1024  # of a first factor that are widened together, so that fp64 copies stay small
 
@@ -158,6 +159,31 @@ def finish(spec: Spec, sums: Sums, allowed: Deviation, extras: Sequence[Sequence
         value = epilogue.apply(arrays, value, own)
     half, smallest = EPSILON.get(spec.output.dtype, 0.0) / 2, SMALLEST.get(spec.output.dtype, 0.0)
     return Finished(value, room * (1 + half) + abs(value) * half + smallest)
+
+
+def scaled_load(spec: Spec, load: Load, arrays: Arrays) -> Load:
+    """``load``, with factors that have scales multiplied by them, in fp64; itself for a spec without scales."""
+    kind = spec.attribute("scales")
+    if kind is None:
+        return load
+    count = len(spec.inputs)
+
+    def scaled(factor: Factor) -> Any:
+        values = load(factor)
+        if factor.operand >= count:
+            return values
+        cut = spec.extras[factor.operand].tensor.shard_dim is not None  # the operation's extras: scale_a, scale_b
+        scales = load(Factor(count + factor.operand, factor.ranks if cut else factor.ranks[:1], factor.dim))
+        return arrays.wide(values) * arrays.wide(_spread(scales, values.shape) if kind == "block" else scales)
+
+    return scaled
+
+
+def _spread(scales: Any, shape: Sequence[int]) -> Any:
+    """The scale of every element of a matrix: a row of scales of A for a row each, those of B for 128 rows."""
+    row = np.arange(shape[0]) if scales.shape[0] == shape[0] else np.arange(shape[0]) // BLOCK
+    column = np.arange(shape[1]) // BLOCK
+    return scales[row][:, column]
 
 
 def _blocks(rows: int) -> Iterator[slice]:

@@ -16,6 +16,7 @@ from tilescale.schedules.schedule import Schedule
 from tilescale.spec.contraction import contracts, gathered_operand, in_blocks
 from tilescale.spec.declaration import Spec
 from tilescale.spec.result import kind_of
+from tilescale.spec.scales import BLOCK
 from tilescale.spec.tensor import Tensor, shard_sizes
 from tilescale.spec.topology import SM_SHARE_STEP, Topology
 
@@ -142,8 +143,10 @@ def _resized(spec: Spec, rows: int, schedule: Schedule) -> Spec:
         columns = max(1, (2 * 4096 // unit * unit + unit) // a.itemsize)
         return _with(spec, ((m, columns), ), (m, columns))
     b = spec.inputs[1]
-    k = (2 * (schedule.block_k or 16) + _tail(a)) * (world if _cut(a, 1) else 1)
-    n = ((schedule.block_n or 16) + _columns_tail(spec)) * (world if _cut(b, 1) else 1)
+    blocks = spec.attribute("scales") == "block"
+    k = (2 * (schedule.block_k or 16) + (BLOCK if blocks and _cut(a, 1) else _tail(a))) * (world if _cut(a, 1) else 1)
+    tail = BLOCK if blocks and _cut(b, 1) else _columns_tail(spec)
+    n = ((schedule.block_n or 16) + tail) * (world if _cut(b, 1) else 1)
     return _with(spec, ((m, k), (k, n)), (m, n))
 
 

@@ -18,6 +18,7 @@ from tilescale.schedules.sums import WINDOW_BYTES, geometry_of, norm_bytes, summ
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import contraction_inner, contracts, gathered_operand, in_blocks, in_whole_shards
 from tilescale.spec.op import Spec
+from tilescale.spec.scales import BLOCK
 
 MAX_CHUNKS = 64
 MAX_ACCUMULATORS = 192
@@ -348,6 +349,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("wgmma_dtype", "generated products take operands of one type: bfloat16, float16, float8_e4m3fn, float8_e5m2",
                lambda spec, s: not _generated(spec, s) or (
                    spec.inputs[0].dtype in MULTIPLIED and spec.inputs[0].dtype == spec.inputs[1].dtype)),
+    Constraint("scale_columns", "a tile lies in one column of block scales, which are 128 wide",
+               lambda spec, s: not _generated(spec, s) or spec.attribute("scales") != "block" or BLOCK % s.block_n == 0),
     Constraint("stage_rows", "a stage holds whole rows of 128 bytes along K, of float8 those that are summed at once",
                _stage_rows),
     Constraint("operand_alignment", "rows of both operands are multiples of 16 bytes", _operand_alignment),

@@ -13,11 +13,21 @@ from tilescale.spec.op import Spec
 @dataclass(frozen=True)
 class Extras:
     """`buffers`: one an extra operand, as large as that of the rank with most. `rows`: whether it has the rows of the
-    output. `then`: the epilogues of the operation."""
+    output. `then`: the epilogues of the operation. The first `own` operands are the operation's: products read what they
+    need of them, also where they are parts of a sum, and what epilogues read follows."""
 
     buffers: tuple[Buffer, ...]
     rows: tuple[bool, ...]
     then: tuple[str, ...]
+    own: int = 0
+
+    def of_product(self, rank: int) -> tuple[Region, ...]:
+        """What a step reads that multiplies a part of a sum."""
+        return tuple(Region(buffer.name, rank, 0, buffer.size) for buffer in self.buffers[: self.own])
+
+    def of_sum(self, made: Region) -> tuple[Region, ...]:
+        """What a step reads that adds up the rows `made` of the output of its rank."""
+        return self.regions(made)[self.own:]
 
     def regions(self, made: Region) -> tuple[Region, ...]:
         """What a step reads that makes the rows `made` of the output of its rank."""
@@ -26,8 +36,8 @@ class Extras:
 
     def goal(self, goal: Goal) -> Goal:
         """A goal with these operands and epilogues."""
-        found = tuple(Extra(buffer.name, goal.output_row_bytes if rows else 0)
-                      for buffer, rows in zip(self.buffers, self.rows, strict=True))
+        found = tuple(Extra(buffer.name, goal.output_row_bytes if rows else 0, number < self.own)
+                      for number, (buffer, rows) in enumerate(zip(self.buffers, self.rows, strict=True)))
         return replace(goal, then=self.then, extras=found)
 
 
@@ -40,4 +50,4 @@ def extras_of(spec: Spec) -> Extras:
     sizes = [max(prod(extra.tensor.local_shape(rank, spec.world)) for rank in range(spec.world)) * extra.tensor.itemsize
              for extra in spec.extras]
     buffers = tuple(Buffer(extra.name, "input", size) for extra, size in zip(spec.extras, sizes, strict=True))
-    return Extras(buffers, tuple(extra.rows for extra in spec.extras), spec.then)
+    return Extras(buffers, tuple(extra.rows for extra in spec.extras), spec.then, len(spec.operation.extras(spec)))

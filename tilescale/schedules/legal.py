@@ -15,6 +15,7 @@ from tilescale.schedules.sums import sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import contracts, in_blocks, in_whole_shards
 from tilescale.spec.op import Spec
+from tilescale.spec.scales import BLOCK
 
 DIRECTIONS = ("push", "pull")
 OVERLAPS = ("none", "chunked", "fused")
@@ -219,6 +220,9 @@ def _check_rows(spec: Spec, s: Schedule) -> None:
     if s.block_k % tile.PROMOTED or (s.block_k > tile.PROMOTED and not tile.small_m(spec)):
         raise ScheduleError(f"products of one-byte operands move their sums on every {tile.PROMOTED} of K",
                             f"block_k={s.block_k}", f"set block_k={tile.PROMOTED}")
+    if spec.attribute("scales") == "block" and BLOCK % s.block_n:
+        raise ScheduleError(f"a tile lies in one column of block scales, which are {BLOCK} wide", f"block_n={s.block_n}",
+                            "set block_n=64 or 128")
     if spec.inputs[0].dtype != spec.inputs[1].dtype:
         raise ScheduleError("generated products take operands of one type",
                             f"{spec.inputs[0].dtype} and {spec.inputs[1].dtype}", "convert one of them")

@@ -253,10 +253,11 @@ class Launch:
 @dataclass(frozen=True)
 class Extra:
     """An input beside the operands that steps read: all of `buffer`, or, with `row_bytes`, the rows of it that a step
-    makes of the output, which are of that size."""
+    makes of the output, which are of that size. `partly`: a step may read less than all of it."""
 
     buffer: str
     row_bytes: int = 0
+    partly: bool = False
 
 
 @dataclass(frozen=True)

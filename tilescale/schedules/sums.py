@@ -200,7 +200,7 @@ class SumGeometry:
     def product(self, rank: int, owner: int, chunk: Chunk) -> Gemm:
         """The step that makes the part of `rank` for rows of `owner`."""
         return Gemm(self.operand(rank, chunk), Region("b", rank, 0, self.sum.b_bytes), self.part(rank, owner, chunk),
-                    chunk.rows, self.sum.n, self.sum.k)
+                    chunk.rows, self.sum.n, self.sum.k, self.sum.extras.of_product(rank))
 
     def total(self, owner: int, chunk: Chunk) -> Sum:
         """The sum of all parts, in the order of ranks on every rank, so that all get the same bits."""
@@ -209,7 +209,7 @@ class SumGeometry:
             self.inbox(owner, rank, chunk) if self.push else self.readable(rank, chunk) for rank in range(self.world))
         target = self.result(owner, chunk) if self.two_shot else self.output(owner, chunk)
         extras = self.sum.extras
-        return Sum(sources, target, self.sum.element, self.sum.out, extras.regions(self.output(owner, chunk)), extras.then)
+        return Sum(sources, target, self.sum.element, self.sum.out, extras.of_sum(self.output(owner, chunk)), extras.then)
 
 
 def norm_bytes(spec: Spec) -> int:

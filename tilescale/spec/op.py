@@ -16,6 +16,7 @@ from tilescale.spec.declaration import Attribute, Spec
 from tilescale.spec.derive import derive
 from tilescale.spec.epilogue import EPILOGUES
 from tilescale.spec.ranks import resolve
+from tilescale.spec.scales import kind_of_scales
 from tilescale.spec.tensor import Dim, Tensor, as_dtype
 from tilescale.spec.views import BlockView, PartialView, ReplicateView, Shard, View, as_view
 
@@ -25,6 +26,7 @@ FP8 = ("float8_e4m3fn", "float8_e5m2")
 # The default output dtype of inputs that are too narrow to hold a product.
 WIDE = {"float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16", "int8": "int32"}
 WITH_PARTIALS = ("gemm_rs", "gemm_ar")
+WITH_SCALES = ("gemm", "ag_gemm", "gemm_rs", "gemm_ar")
 FACTORS = ("bfloat16", "float16", "float32", *FP8, "int8")
 
 
@@ -40,6 +42,7 @@ def matmul(
     then: Sequence[str] = (),
     algorithm: str | None = None,
     partial_dtype: object = None,
+    scales: object = None,
     gathered: bool = False,
 ) -> Spec:
     """C = A B with A (M, K), B (K, N), and ``out`` the view of C (M, N), which is row-major.
@@ -47,7 +50,9 @@ def matmul(
     ``out_dtype``: that of A by default (bfloat16 for fp8, int32 for int8); products accumulate in fp32 (int32).
     ``algorithm``: for Block views "summa" (default) or "cannon" (square mesh). ``partial_dtype``: for gemm_rs and
     gemm_ar, a type that the product of every rank may be rounded to before products are summed, which sends fewer bytes;
-    None: sums over ranks are in fp32 and rounded once. ``gathered``: for ag_gemm, return all of A too, behind C.
+    None: sums over ranks are in fp32 and rounded once. ``scales``: of float8 operands, "tensor", "rowcol" or "block", or
+    the shapes of scale_a and scale_b (see scales.py); the fp32 product is scaled before it is rounded or sent.
+    ``gathered``: for ag_gemm, return all of A too, behind C.
 
     ``b`` may be several matrices (qkv, gate and up) of an ag_gemm: then a rank holds its columns of each side by side, as
     one tensor, and a call returns a product for each, columns of one output.
@@ -60,6 +65,8 @@ def matmul(
     attributes: dict[str, Attribute] = {} if algorithm is None else {"algorithm": algorithm}
     if partial_dtype is not None:
         attributes["partial_dtype"] = as_dtype(partial_dtype)
+    if scales is not None:
+        attributes["scales"] = kind_of_scales(a, b, scales)
     if not isinstance(gathered, bool):
         raise SpecError("gathered is True or False", repr(gathered), "leave it out for False")
     if gathered:
@@ -73,6 +80,12 @@ def matmul(
     if partial_dtype is not None and spec.op not in WITH_PARTIALS:
         raise SpecError(f"partial_dtype goes with {' and '.join(WITH_PARTIALS)}, which sum products over ranks",
                         f"{spec.op}, partial_dtype={attributes['partial_dtype']}", "leave it out")
+    if scales is not None and spec.op not in WITH_SCALES:
+        raise SpecError(f"scales go with {', '.join(WITH_SCALES)}", f"{spec.op}, scales={attributes['scales']}",
+                        "scale the output with torch")
+    if scales is not None and several:
+        raise SpecError("scales go with one B", f"{len(several)} matrices, scales={attributes['scales']}",
+                        "declare a product for each")
     if gathered and spec.op != "ag_gemm":
         raise SpecError("gathered goes with ag_gemm, which gathers rows of A", spec.op, "leave it out")
     if several:
@@ -91,6 +104,7 @@ def linear(
     deterministic: bool = False,
     then: Sequence[str] = (),
     partial_dtype: object = None,
+    scales: object = None,
     gathered: bool = False,
 ) -> Spec:
     """y = x w^T with x (M, K) and w as torch.nn.Linear holds it: (N, K), row-major.
@@ -100,7 +114,7 @@ def linear(
     w = _matrix("w", w)
     b = Tensor((w.shape[1], w.shape[0]), w.dtype, _flipped(w), "row" if w.order == "col" else "col")
     return matmul(x, b, out, topology, out_dtype=out_dtype, inputs=inputs, deterministic=deterministic, then=then,
-                  partial_dtype=partial_dtype, gathered=gathered)
+                  partial_dtype=partial_dtype, scales=scales, gathered=gathered)
 
 
 def redistribute(

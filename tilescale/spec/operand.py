@@ -9,6 +9,7 @@ from tilescale.spec.tensor import Tensor
 
 INPUTS = ("a", "b")  # names of Spec.inputs, in order
 NUMBERS = "numbers"
+SCALES = "scales"
 # Names that plans give to buffers of their own.
 TAKEN = (*INPUTS, "out", "gather", "gathered", "staging", "partial", "inbox", "result", "routes", "column")
 
@@ -19,8 +20,8 @@ class Operand:
 
     ``rows``: an extra operand of the shape of the output, of which a step reads the rows that it makes; else every step
     reads all that the rank holds. ``values``: what a checker fills it with: "numbers" (of either sign, small integers
-    where results must be exact) or "positive",
-    or, of dispatch and combine, "routing" and "counts".
+    where results must be exact), "positive", "scales" (positive, powers of two where results must be exact) or, of dispatch
+    and combine, "routing" and "counts".
     """
 
     name: str

@@ -166,7 +166,8 @@ def _accumulated(spec: Spec, result: Result) -> float:
     """What accumulation loses, of the sum of absolute values."""
     multiplies = any(len(term) > 1 for term in result.terms)
     lost = TENSOR_CORE_DEVIATION if multiplies and spec.inputs[0].dtype in ONE_BYTE else 0.0
-    return lost + ACCUMULATION_EPSILON * additions(spec, result)
+    scaling = 3 if spec.attribute("scales") else 0  # roundings of a scaled sum, each less than an addition's
+    return lost + ACCUMULATION_EPSILON * (additions(spec, result) + scaling)
 
 
 def peers_deviation(spec: Spec, result: Result, integers: bool = False) -> Deviation:

@@ -32,8 +32,8 @@ _TENSOR = ("shape", "dtype", "view", "order")
 _COMMON = ("name", "op", "inputs", "deterministic", "then", "out_dtype")
 # The keys that make a workload, by the declaration they stand for.
 DECLARATIONS: dict[str, tuple[str, ...]] = {
-    "matmul": ("a", "b", "out", "algorithm", "partial_dtype", "gathered"),
-    "linear": ("x", "w", "out", "partial_dtype", "gathered"),
+    "matmul": ("a", "b", "out", "algorithm", "partial_dtype", "scales", "gathered"),
+    "linear": ("x", "w", "out", "partial_dtype", "scales", "gathered"),
     "redistribute": ("x", "to", "transpose", "root"),
     "shift": ("x", "k"),
     "moe_dispatch": ("tokens", "experts", "top_k", "routing"),

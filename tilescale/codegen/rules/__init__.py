@@ -78,7 +78,18 @@ def constants_of(text: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for kind, name, value in re.findall(r"static constexpr (\w+) (\w+) = (\w+);", text):
         found[name] = value == "true" if kind == "bool" else int(value)
-    return found
+    return found | _traits(dict(re.findall(r"using (\w+) = ts::(\w+)", text)))
+
+
+def _traits(types: Mapping[str, str]) -> dict[str, int]:
+    """What the device library asks of the types of a Config, by the words that it asks with."""
+    scales = types.get("Scales", "")
+    ends, blocks = scales in ("TensorScales", "RowColumnScales"), scales == "BlockScales"
+    return {
+        "EpilogueOf<C>::any": "Epilogue" in types, "ScalesOf<C>::type::ends": ends, "ScalesOf<C>::type::blocks": blocks,
+        "ReadsBeside<C>::value": "Epilogue" in types or ends or blocks,
+        "Operands<C>::promotes": types.get("Element") in ("E4m3", "E5m2"),
+    }
 
 
 def library_text(include: Path) -> tuple[tuple[str, str], ...]:

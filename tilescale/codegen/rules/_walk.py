@@ -312,6 +312,8 @@ class Walk:
         if constant:
             value = self.constants.get(constant.group(1))
             return None if value is None else bool(value)
+        if text.replace(" ", "") in self.constants:  # of a type that the Config names
+            return bool(self.constants[text.replace(" ", "")])
         compared = _COMPARED.fullmatch(text)
         if compared and compared.group(1) in self.constants:
             return _ORDERS[compared.group(2)](self.constants[compared.group(1)], int(compared.group(3)))

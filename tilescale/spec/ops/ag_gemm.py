@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tilescale.errors import SpecError
 from tilescale.spec.operation import OPERATIONS, Move, Operation
 from tilescale.spec.ops._counts import lacking_bytes, largest
+from tilescale.spec.scales import scale_operands
 from tilescale.spec.tensor import Tensor
 from tilescale.spec.views import Replicate
 
@@ -48,6 +49,7 @@ OPERATIONS.register(
         compute="gemm",
         kernels=True,
         limits=_limits,
+        extras=scale_operands,
         check=_check,
         beside=_beside,
     )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tilescale.spec.operation import OPERATIONS, Operation
 from tilescale.spec.ops._counts import no_bytes
+from tilescale.spec.scales import scale_operands
 
 if TYPE_CHECKING:
     from tilescale.spec.declaration import Spec
@@ -32,5 +33,6 @@ OPERATIONS.register(
         compute="gemm",
         kernels=True,
         limits=_limits,
+        extras=scale_operands,
     )
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tilescale.spec.operation import OPERATIONS, Move, Operation
 from tilescale.spec.ops._counts import check_partial_dtype, lacking_bytes, largest, own_shard_bytes
 from tilescale.spec.ops._sums import sum_limits
+from tilescale.spec.scales import scale_operands
 
 if TYPE_CHECKING:
     from tilescale.spec.declaration import Spec
@@ -33,5 +34,6 @@ OPERATIONS.register(
         compute="gemm",
         kernels=True,
         limits=sum_limits,
+        extras=scale_operands,
     )
 )

@@ -157,6 +157,16 @@ template <int kCount> TS_DEV void promote(float (&sums)[kCount], const float (&p
   for (int i = 0; i < kCount; ++i) sums[i] = add ? sums[i] + part[i] : part[i];
 }
 
+// The same with a scale for each of the two rows that a thread holds of 64.
+template <int kCount>
+TS_DEV void promote_scaled(float (&sums)[kCount], const float (&part)[kCount], const float (&scales)[2], bool add) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const float scaled = part[i] * scales[i / 2 % 2];
+    sums[i] = add ? sums[i] + scaled : scaled;
+  }
+}
+
 // Gives a stage back to every block that loads into it: one arrival a warp and block. No product reads it any more.
 template <class C> TS_DEV void release(u64* empty) {
   if constexpr (C::cluster_m > 1) {
@@ -203,14 +213,31 @@ TS_DEV void multiply_tile(const Call& call, const Step& step, float (&acc)[GemmL
   }
 }
 
+// Scales of block `k` of the contraction for the rows that this thread holds. Loaded before the stage is waited for.
+template <class C>
+TS_DEV void load_scales(const Scaling<C>& scaling, TilePosition tile, u32 warpgroup, u32 k,
+                        float (&scales)[GemmLayout<C>::subtiles][2]) {
+  const u32 t = thread() % 128;
+  const float column = scaling.column_block(tile.n * C::block_n, k);
+#pragma unroll
+  for (int s = 0; s < GemmLayout<C>::subtiles; ++s) {
+    const u32 top = tile.m * C::block_m + (warpgroup * GemmLayout<C>::subtiles + s) * 64 + t / 32 * 16 + t % 32 / 4;
+    scales[s][0] = scaling.row_block(top, k) * column;
+    scales[s][1] = scaling.row_block(top + 8, k) * column;
+  }
+}
+
 // The same where sums are moved on from the tensor core to fp32: each stage is waited for, and added.
 template <class C>
 TS_DEV void multiply_tile_promoted(const Call& call, const Step& step, float (&acc)[GemmLayout<C>::subtiles][C::block_n / 2],
-                                   Ring<C::num_stages>& ring, const u8* smem, u64* full, u64* empty, KRange range) {
+                                   Ring<C::num_stages>& ring, const u8* smem, u64* full, u64* empty, KRange range,
+                                   const Scaling<C>& scaling, TilePosition tile) {
   static_assert(C::block_k == Operands<C>::promote, "a stage is what is moved on at once");
   const u32 warpgroup = thread() / 128 - 1;
   float part[GemmLayout<C>::subtiles][C::block_n / 2];
   for (u32 k = range.from; k < range.to; ++k) {
+    [[maybe_unused]] float scales[GemmLayout<C>::subtiles][2];
+    if constexpr (ScalesOf<C>::type::blocks) load_scales<C>(scaling, tile, warpgroup, k, scales);
     barrier_wait(call, step, &full[ring.stage], ring.parity);
     wg_fence();
     multiply_stage<C>(part, smem + ring.stage * GemmLayout<C>::stage_bytes, warpgroup, 0u);
@@ -218,7 +245,13 @@ TS_DEV void multiply_tile_promoted(const Call& call, const Step& step, float (&a
     wg_wait<0>();
     release<C>(&empty[ring.stage]);
 #pragma unroll
-    for (int s = 0; s < GemmLayout<C>::subtiles; ++s) promote(acc[s], part[s], k > range.from);
+    for (int s = 0; s < GemmLayout<C>::subtiles; ++s) {
+      if constexpr (ScalesOf<C>::type::blocks) {
+        promote_scaled(acc[s], part[s], scales[s], k > range.from);
+      } else {
+        promote(acc[s], part[s], k > range.from);
+      }
+    }
     ring.next();
   }
 }
@@ -256,6 +289,7 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps,
   Staging<Stored> staging{smem + GemmLayout<C>::staging_offset + (thread() / 32 - 4) * Staging<C>::warp_bytes};
   const KRange range = k_range<C>(call);
   [[maybe_unused]] StoreLink<C> link;
+  if constexpr (C::solo && ReadsBeside<C>::value) grid_wait();
   bool signalled = false;
   for (u32 i = 0; i < me.num_steps; ++i) {
     const Step step = step_of<C>(call, me, i);
@@ -273,10 +307,16 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps,
       const OutRows out{call.at(step.target, step.target_offset), step.rows, stored_columns<C>(call.args->n), step.per_call,
                         step.counter + version};
       const Results results{&call, step.target_offset / BytesOf<typename C::Out>::value, call.args->n};
+      [[maybe_unused]] const Scaling<C> scaling(call, step);
       for_tiles<C>(call, step, me, [&](TilePosition tile) {
         float acc[kSubtiles][C::block_n / 2];
         if constexpr (Operands<C>::promotes) {
-          multiply_tile_promoted<C>(call, step, acc, ring, smem, full, empty, range);
+          multiply_tile_promoted<C>(call, step, acc, ring, smem, full, empty, range, scaling, tile);
+          if constexpr (ScalesOf<C>::type::ends) {
+#pragma unroll
+            for (int s = 0; s < kSubtiles; ++s)
+              scale_rows<C>(scaling, tile.m * C::block_m + (warpgroup * kSubtiles + s) * 64, tile.n * C::block_n, acc[s]);
+          }
         } else {
           multiply_tile<C>(call, step, acc, ring, smem, full, empty, range);
         }

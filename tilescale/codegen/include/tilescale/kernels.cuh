@@ -19,6 +19,7 @@
 #include "norm.cuh"
 #include "carry.cuh"
 #include "copy.cuh"
+#include "scales.cuh"
 #include "gemm_store.cuh"
 #include "gemm_split.cuh"
 #include "gemm.cuh"

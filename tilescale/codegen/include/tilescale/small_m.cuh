@@ -62,8 +62,27 @@ TS_DEV void small_multiply(float (&acc)[C::block_m / 2], const u8* stage, u32 wa
   }
 }
 
+// Sums of this warpgroup's 64 columns moved on with the scales of block `k` of the contraction.
+template <class C>
+TS_DEV void small_promote(float (&acc)[C::block_m / 2], const float (&part)[C::block_m / 2], const Scaling<C>& scaling, u32 column,
+                          u32 k, bool add) {
+  const float of_column = scaling.column_block(column, k);
+#pragma unroll
+  for (int j = 0; j < C::block_m / 8; ++j) {
+    const u32 row = 8 * j + thread() % 4 * 2;
+    const float scales[2] = {scaling.row_block(row, k) * of_column, scaling.row_block(row + 1, k) * of_column};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float scaled = part[4 * j + e] * scales[e % 2];
+      acc[4 * j + e] = add ? acc[4 * j + e] + scaled : scaled;
+    }
+  }
+}
+
 // The products of a stage, waited for.
-template <class C> TS_DEV void small_stage(float (&acc)[C::block_m / 2], const u8* stage, u32 warpgroup, bool add) {
+template <class C>
+TS_DEV void small_stage(float (&acc)[C::block_m / 2], const u8* stage, u32 warpgroup, u32 k, bool add, const Scaling<C>& scaling,
+                        u32 column) {
   if constexpr (Operands<C>::promotes) {
     constexpr int kAtOnce = Operands<C>::promote / 32;
 #pragma unroll
@@ -73,7 +92,12 @@ template <class C> TS_DEV void small_stage(float (&acc)[C::block_m / 2], const u
       small_multiply<C, kAtOnce>(part, stage, warpgroup, from, 0u);
       wg_commit();
       wg_wait<0>();
-      promote(acc, part, add || from > 0);
+      if constexpr (ScalesOf<C>::type::blocks) {
+        const u32 at = (k * Operands<C>::slices + from) / kAtOnce;
+        if (at * kScaleBlock < scaling.call->args->k) small_promote<C>(acc, part, scaling, column, at, add || from > 0);
+      } else {
+        promote(acc, part, add || from > 0);
+      }
     }
   } else {
     wg_fence();
@@ -114,16 +138,20 @@ template <class C> TS_DEV void small_store(const Call& call, const Step& step, c
   constexpr u32 kFours = StoredAs<C>::type::block_n / 4, kThreads = SmallLayout<C>::consumers * 128;
   u8* out = call.at(step.target, step.target_offset);
   const Results results{&call, step.target_offset / BytesOf<typename C::Out>::value, call.args->n};
+  [[maybe_unused]] const Scaling<C> scaling(call, step);
   const u32 part = C::splits ? cluster_rank() : 0u;
   for (u32 i = part * kThreads + thread() - 128; i < step.rows * kFours; i += C::split_k * kThreads) {
     const u32 row = i / kFours, c = i % kFours * 4;
     store_finished<C>(results, out, row, column, c, [&](u32 at) {
       const float* own = sums + row * SmallLayout<C>::pitch + at;
-      if constexpr (C::splits) {
-        return sum_parts<C::split_k>(own);
-      } else {
-        return *(const Sums*)own;
+      Sums sum = *(const Sums*)own;
+      if constexpr (C::splits) sum = sum_parts<C::split_k>(own);
+      if constexpr (ScalesOf<C>::type::ends) {
+        float values[4] = {sum.x, sum.y, sum.z, sum.w};
+        scale_four<C>(scaling, row, column + at, values);
+        sum = Sums{values[0], values[1], values[2], values[3]};
       }
+      return sum;
     });
   }
 }
@@ -134,15 +162,17 @@ template <class C> TS_DEV void small_consumer(const Call& call, const Block& me,
   float* sums = (float*)(smem + SmallLayout<C>::partial_offset);
   Ring<C::num_stages> ring;
   const KRange range = k_range<C>(call);
+  if constexpr (C::solo && ReadsBeside<C>::value) grid_wait();
   for (u32 i = 0; i < me.num_steps; ++i) {
     const Step step = step_of<C>(call, me, i);
     if (step.kind != kGemm) continue;
     step_begin(step.id);
+    const Scaling<C> scaling(call, step);
     for_columns<C>(call, me, [&](u32 column) {
       float acc[C::block_m / 2];
       for (u32 k = range.from; k < range.to; ++k) {
         barrier_wait(call, step, &full[ring.stage], ring.parity);
-        small_stage<C>(acc, smem + ring.stage * SmallLayout<C>::stage_bytes, warpgroup, k > range.from);
+        small_stage<C>(acc, smem + ring.stage * SmallLayout<C>::stage_bytes, warpgroup, k, k > range.from, scaling, column);
         release<C>(&empty[ring.stage]);
         ring.next();
       }
