@@ -26,6 +26,7 @@ from tilescale.runtime.gpu_runner import GpuRunner
 from tilescale.schedules.knob import BY_NAME
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import space
+from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec, matmul, redistribute
 from tilescale.spec.tensor import Tensor
 from tilescale.spec.topology import Topology
@@ -51,12 +52,14 @@ def specs(topology: Topology) -> list[Spec]:
 
 
 def sample(spec: Spec) -> list[Schedule]:
-    """One schedule of every kind that does not multiply by the library: knobs that only size things have one value."""
+    """One schedule of every kind that neither multiplies by the library nor needs multicast: knobs that only size things
+    have one value."""
     allowed = {name: BY_NAME[name].allowed(spec) for name in SIZES}
     narrowed = {name: [values[len(values) // 2]] for name, values in allowed.items()} | {"compute": ["generated"]}
     kinds: dict[tuple[str, ...], Schedule] = {}
     for each in space(spec, narrowed).schedules:
-        kinds.setdefault((each.algorithm, each.overlap, each.transport, each.direction), each)
+        if not TRANSPORTS[each.transport].multicast:
+            kinds.setdefault((each.algorithm, each.overlap, each.transport, each.direction), each)
     return [each for _, each in sorted(kinds.items())]
 
 

@@ -18,6 +18,7 @@ from tilescale.runtime.replay import RecordedSpace
 from tilescale.runtime.runner import Runner
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import Space
+from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec
 from tilescale.tuner.prior import Predictor, Prior, analytic
 from tilescale.tuner.recipe import read
@@ -45,13 +46,15 @@ def record(
 
 def sample(space: Space, count: int, seed: int = 0, predictor: Predictor = analytic) -> list[Schedule]:
     """`count` schedules (all, where there are fewer): every kind in turn (transport, direction, overlap, compute), of
-    each alternately the one with the best prior and a random one."""
+    each alternately the one with the best prior and a random one. None is through a switch: a machine has to be asked
+    first."""
     prior = Prior(space.spec, space.schedules, predictor)
     expected = {schedule: (time_us, schedule.digest) for schedule, time_us in
                 zip(prior.schedules, prior.times_us, strict=True)}
     kinds: dict[tuple[str, ...], list[Schedule]] = {}
     for s in sorted(expected, key=expected.__getitem__):
-        kinds.setdefault((s.transport, s.direction, s.overlap, s.compute), []).append(s)
+        if not TRANSPORTS[s.transport].multicast:
+            kinds.setdefault((s.transport, s.direction, s.overlap, s.compute), []).append(s)
     draw = random.Random(seed)
     chosen: list[Schedule] = []
     while kinds and len(chosen) < count:
