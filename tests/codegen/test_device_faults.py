@@ -30,7 +30,8 @@ FAULTS: dict[str, tuple[str, str, str, tuple[Spec, Schedule]]] = {
     "stage loaded without waiting": (
         "gemm.cuh", "barrier_wait(call, step, &empty[ring.stage], ring.parity ^ 1u);", "", (ag_gemm(), GEMM)),
     "stage used without waiting": (
-        "gemm.cuh", "barrier_wait(call, step, &full[ring.stage], ring.parity);", "", (ag_gemm(), GEMM)),
+        "gemm.cuh", "barrier_wait(call, step, &full[ring.stage], ring.parity);\n    wg_fence();\n    multiply_stage<C>(acc",
+        "wg_fence();\n    multiply_stage<C>(acc", (ag_gemm(), GEMM)),
     "signal before all threads have stored": ("copy.cuh", "if (!signalled) sync();", "", (
         ag_gemm(on=Topology.shared_gpu(ranks=4)), GEMM)),
     "wait of one thread only": ("copy.cuh", "      sync();\n      if constexpr (C::copy_tma)",
