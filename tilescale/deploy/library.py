@@ -54,12 +54,14 @@ def local_product(torch: Any, spec: Spec, a: Any, operands: Sequence[Any], out: 
         out.copy_(wide.mul_(scale_a).mul_(scale_b))
 
 
-def gather_contraction(torch: Any, part: Any, operand: int, group: Any) -> Any:
-    """Operand number `operand` of a product, of which every rank holds as large a `part` of the contraction, whole."""
+def gather_contraction(torch: Any, part: Any, operand: int, group: Any, distributed: Any = None) -> Any:
+    """Operand number `operand` of a product, of which every rank holds as large a `part` of the contraction, whole.
+    `distributed`: who gathers, torch.distributed or what counts its ranks in another order."""
+    distributed = distributed or torch.distributed
     rows = (part if operand else part.t()).contiguous()  # a row is an index of the contraction
-    world = torch.distributed.get_world_size(group)
+    world = distributed.get_world_size(group)
     whole = torch.empty((rows.shape[0] * world, rows.shape[1]), dtype=rows.dtype, device=rows.device)
-    torch.distributed.all_gather_into_tensor(whole, rows, group=group)
+    distributed.all_gather_into_tensor(whole, rows, group=group)
     return whole if operand else whole.t()
 
 
@@ -186,7 +188,7 @@ class Unfused:
         torch, sent = self._torch, self._contraction
         if sent is not None:
             factors = list(inputs)
-            factors[sent] = gather_contraction(torch, factors[sent], sent, self._group)
+            factors[sent] = gather_contraction(torch, factors[sent], sent, self._group, self._distributed)
             product(torch, factors[0], factors[1], out)
             return
         a, whole = inputs[0].contiguous(), out

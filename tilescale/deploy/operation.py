@@ -54,6 +54,10 @@ class Operation:
         self.name, self.rank, self.reason = entry.name, rank, reason
         self._torch, self._servings = torch, tuple(servings)
         self._spec, self._world = entry.variants[0].spec, world
+        # What a call asks of the spec, beforehand: torch.compile does not see through its properties.
+        self.names = tuple(operand.name for operand in self._spec.operands)  # what a call takes, in order
+        self._outputs, self._columns = len(self._spec.outputs), tuple(self._spec.columns)
+        self._results = tuple(result.name for result in self._spec.results)
         self._members = members
         collectives = members.distributed if members is not None else None
         self._unfused = Unfused(torch, self._spec, group, collectives) if on_mismatch == LIBRARY else None
@@ -71,22 +75,16 @@ class Operation:
         """Digest of what runs: of the first variant's schedule, or "library"."""
         return self._servings[0].variant.schedule_digest if self._servings else LIBRARY
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What a call takes, in order."""
-        return tuple(operand.name for operand in self._spec.operands)
-
     def __call__(self, *inputs: Any, out: Any = None, **extras: Any) -> Any:
         torch = self._torch
         if extras:
             inputs = self._in_order(inputs, extras)
         if torch.compiler.is_compiling():
-            if len(self._spec.outputs) > 1:
+            if self._outputs > 1:
                 return self._parts(self._compiled_several(inputs, out))
-            if self._spec.results:
-                wrote = ", ".join(result.name for result in self._spec.results)
-                raise BundleError("a compiled call writes its output alone", f"{self.name} writes {wrote} too",
-                                  "call it outside of torch.compile")
+            if self._results:
+                raise BundleError("a compiled call writes its output alone",
+                                  f"{self.name} writes {', '.join(self._results)} too", "call it outside of torch.compile")
             if out is None:
                 return self._parts(torch.ops.tilescale.call(list(inputs), self.key))
             torch.ops.tilescale.call_out(list(inputs), out, self.key)
@@ -95,7 +93,7 @@ class Operation:
 
     def _parts(self, result: Any) -> Any:
         """The products of several B as columns of the output, views of it; before what comes beside it."""
-        columns = self._spec.columns
+        columns = self._columns
         if not columns:
             return result
         out, beside = (result[0], result[1:]) if isinstance(result, tuple | list) else (result, ())
