@@ -25,6 +25,7 @@ class Bar:
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._name = self._once = ""
+        self.last = ""  # how far the last job was, in words
         self._started = self._said = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -52,6 +53,7 @@ class Bar:
 
     def update(self, name: str, done: int, total: int, note: str = "") -> None:
         """Show that `done` of `total` of the job `name` are done."""
+        self.last = f"{name}: {done} of {total}"
         if self._quiet:
             return
         if name != self._name:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +25,16 @@ Worlds = Annotated[
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many, spread evenly.")]
 
 
+@contextlib.contextmanager
+def counted(found: Sequence[Mapping[str, Any]], done: str, bar: Bar) -> Iterator[None]:
+    """Where the user interrupts, say how far each workload came; `done`: the fact that counts its schedules."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        finished = [f"{facts['name']}: {facts[done]} of {facts['schedules']}" for facts in found]
+        raise KeyboardInterrupt("; ".join([*finished, *([bar.last] if bar.last else [])])) from None
+
+
 @takes_targets
 def verify(
     targets: Sequence[Target],
@@ -38,8 +49,9 @@ def verify(
 
     All schedules, or those named. Exit 1 at the first counterexample, or where a text breaks a rule.
     """
-    found, texts = [], Texts()
-    with Bar() as bar:
+    found: list[dict[str, Any]] = []
+    texts = Texts()
+    with Bar() as bar, counted(found, "proved", bar):
         for target in targets:
             chosen = spread(select(target, schedule), limit)
             found.append(_verify(target, chosen, cached, bar))
@@ -153,8 +165,8 @@ def emulate(
         _replay(replay)
         return
     folder_for(keep, "--keep")
-    found = []
-    with Bar() as bar:
+    found: list[dict[str, Any]] = []
+    with Bar() as bar, counted(found, "right", bar):
         for target in targets:
             chosen = select(target, schedule)
             if not (everything or limit):

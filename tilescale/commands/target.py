@@ -145,6 +145,9 @@ def declare(declared: Declared) -> Spec:
         return ts.redistribute(tensor, to, topology, root=0 if declared.op == "broadcast" else None)
     from tilescale.tuner.models import ALONG, VIEWS
 
+    if str(declared.op).startswith("moe_"):
+        raise UsageError("--op declares what needs no more than sizes", declared.op,
+                         "declare it in a recipe, as recipes/moe_*")
     if declared.op is None or declared.op not in {*VIEWS, *ALONG, "summa"}:
         raise UsageError("--op is known", declared.op, nearest(declared.op, sorted([*VIEWS, *ALONG, *moved, "summa"])))
     if len(sizes) != 3:

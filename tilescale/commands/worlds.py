@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tilescale.commands.output import UsageError
+from tilescale.commands.output import UsageError, say
 from tilescale.commands.target import Declared, Target, targets_of
 from tilescale.spec.scales import BLOCK
 
@@ -30,7 +30,15 @@ def targets_on(
         ranks = [int(word) for word in worlds.split(",")]
     except ValueError:
         raise UsageError("--worlds is numbers joined by commas", repr(worlds), "such as --worlds 2,3,4,6,8") from None
-    found = tuple(target for world in dict.fromkeys(ranks) for path in paths for target in targets_for(path, world))
+    if min(ranks) < 1:
+        raise UsageError("--worlds is numbers of ranks, each at least 1", repr(worlds), "such as --worlds 2,3,4,6,8")
+    each = [(path, world) for world in dict.fromkeys(ranks) for path in paths]
+    found = tuple(target for path, world in each for target in targets_for(path, world))
+    left_out = [f"{name} w{world}" for path, world in each for name in _without_mesh(path, world)]
+    if left_out:
+        say(f"left out, since so many ranks make no mesh for their blocks: {', '.join(left_out)}")
+    if not found:
+        raise UsageError("--worlds has numbers of ranks for the workloads", repr(worlds), "4 for block matrices")
     chosen = tuple(t for t in found if workload is None or t.name.split(" ")[0] == workload)
     if not chosen:
         raise UsageError("--workload chooses from the recipe", repr(workload), ", ".join(t.name for t in found[:8]))
@@ -59,6 +67,12 @@ def targets_for(recipe: Path, ranks: int) -> tuple[Target, ...]:
         said = f" ({', '.join(grown[name])})" if grown.get(name) else ""
         found.append(Target(f"{name} w{ranks}{said}", spec, restrict))
     return tuple(found)
+
+
+def _without_mesh(recipe: Path, ranks: int) -> list[str]:
+    """Names of the workloads of a recipe for which so many ranks make no mesh."""
+    declared = tomllib.loads(recipe.read_text(encoding="utf-8")).get("workload", [])
+    return [str(entry.get("name", "")) for entry in declared if not _has_mesh(entry, ranks)]
 
 
 def _has_mesh(entry: dict[str, Any], ranks: int) -> bool:

@@ -264,10 +264,10 @@ class Run:
         same = all(extra.tensor.shard_dim is None for extra in self.spec.extras)
         known = {result: self._wanted(rank, *sums[result], load) for result, rank in ranks.items()} if same else {}
         wanted = [known[result] if same else self._wanted(rank, *sums[result], load) for rank, result in enumerate(results)]
-        return inputs, [replace(found, beside=self._beside(rank, load)) for rank, found in enumerate(wanted)]
+        return inputs, [replace(found, beside=self._beside(rank, loaded)) for rank, found in enumerate(wanted)]
 
     def _beside(self, rank: int, load: Callable[[Factor], Array]) -> tuple[Wanted, ...]:
-        """Outputs of elements that only move."""
+        """Outputs of elements that only move, as they are: without scales."""
         return tuple(Wanted(add_up(result, load, NumpyArrays(), magnitude=False, spread=False).value, None, name)
                      for (name, _), result in zip(self.spec.outputs[1:], results_of(self.spec, rank)[1:], strict=True))
 

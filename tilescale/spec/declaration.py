@@ -207,7 +207,9 @@ def check_epilogue(spec: Spec, epilogue: Epilogue) -> None:
 
 def epilogue_limits(spec: Spec) -> str:
     """Why kernels have no epilogue for a spec, and what to do instead; "" where they can."""
-    if spec.then and (spec.op not in FINISHED or spec.attribute("gathered")):
+    if spec.then and spec.attribute("gathered"):
+        return "epilogues have no kernels beside gathered=True: leave one of them out, or apply them with torch"
+    if spec.then and spec.op not in FINISHED:
         return f"epilogues have kernels after {', '.join(FINISHED)}: apply them with torch to the output"
     if spec.then and spec.output.dtype not in STORED:
         return f"epilogues end in {', '.join(STORED)}: declare out_dtype so, or apply them with torch to the output"

@@ -188,6 +188,8 @@ def moe_dispatch(
     expert, or "trace:" with a recorded trace (see ``spec/ops/_moe.py``).
     """
     tokens = _matrix("tokens", tokens)
+    if isinstance(top_k, bool) or not isinstance(top_k, int):
+        raise SpecError("top_k is a positive integer", repr(top_k), "for example 8")
     world = resolve(topology, (tokens,))[0].ranks
     output = Tensor((world * tokens.sizes[0] * max(1, top_k), tokens.shape[1]), tokens.dtype, tokens.view)
     attributes: dict[str, Attribute] = {"experts": experts, "top_k": top_k, "routing": routing}
@@ -295,6 +297,8 @@ def _check_factors(a: Tensor, b: Tensor) -> None:
 def _columns(b: Tensor, then: Sequence[str]) -> int | Dim:
     """Columns of the output: those of B, or half of them where an epilogue makes one of two."""
     columns = b.shape[1]
+    if not isinstance(then, Sequence):
+        raise SpecError("then is a sequence of epilogue names", repr(then), "leave it out for none")
     halves = any(name in EPILOGUES and EPILOGUES[name].halves for name in then)
     return columns // 2 if halves and not isinstance(columns, Dim) else columns
 

@@ -50,12 +50,19 @@ def check_routing(routing: str, experts: int) -> None:
     """"uniform", "histogram:" with a weight an expert, or "trace:" with a file and the digest of what it holds."""
     kind, _, rest = routing.partition(":")
     if kind not in ROUTINGS or (kind == "uniform") == bool(rest):
-        raise SpecError("routing is uniform, histogram:WEIGHTS or trace:FILE#DIGEST", repr(routing), "correct it")
+        raise SpecError("routing is uniform, histogram:WEIGHTS or trace:FILE#DIGEST", repr(routing),
+                        "for example histogram:4,2,1,1")
     if kind == "histogram":
         weights = histogram_of(routing)
-        if len(weights) != experts or min(weights) < 0 or not sum(weights):
-            raise SpecError("a histogram has a weight for every expert, one of them above 0",
-                            f"{len(weights)} weights, {experts} experts", "correct it")
+        if len(weights) != experts:
+            raise SpecError("a histogram has a weight for every expert", f"{len(weights)} weights, {experts} experts",
+                            f"give {experts} weights")
+        if min(weights) < 0 or not sum(weights):
+            raise SpecError("weights of a histogram are not negative, and one is above 0",
+                            min(weights) if sum(weights) else "no weight above 0", "count the rows of each expert")
+    if kind == "trace" and not all(rest.rpartition("#")[::2]):
+        raise SpecError("a trace is named by its file and a digest of what it holds: trace:FILE#DIGEST", repr(routing),
+                        "see docs/ops/moe_dispatch.md")
 
 
 def histogram_of(routing: str) -> tuple[int, ...]:
