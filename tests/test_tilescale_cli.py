@@ -387,7 +387,7 @@ WRONG = [
     (["space", "--op", "ag_gemm", "--shape", "a"], "sizes joined by x"),
     (["space", *QUICK, "--dtype", "bf16"], "a dtype is known"),
     (["space", *QUICK, "--topology", "8xH200"], "did you mean '8xH200-NVSwitch'?"),
-    (["space", "--op", "moe_dispatch", "--shape", "512x512"], "known: ag_gemm, all_gather, all_reduce"),
+    (["space", "--op", "moe_dispatch", "--shape", "512x512"], "declare it in a recipe, as recipes/moe_*"),
     (["emit", "small.toml"], "choose with --workload: up, tokens"),
     (["explain", *QUICK, "-s", "transprt=tma"], "did you mean 'transport'?"),
     (["explain", *QUICK, "-s", "block_m=96"], "block_m is one of"),

@@ -85,7 +85,8 @@ def test_interrupting_tells_what_was_finished(tilescale: Any, monkeypatch: pytes
     assert f"interrupted: {began[0]}: 3 of 3" in done.output
 
 
-@pytest.mark.parametrize("words", [("--worlds", "two"), ("--worlds", "9"), ("--worlds", "2", "-w", "nobody"), ("--worlds", "0")])
+@pytest.mark.parametrize(
+    "words", [("--worlds", "two"), ("--worlds", "9"), ("--worlds", "2", "-w", "nobody"), ("--worlds", "0")])
 def test_worlds_that_are_none_are_usage_errors(tilescale: Any, words: tuple[str, ...]) -> None:
     assert tilescale("verify", RECIPE, *words).exit_code == 2
 
