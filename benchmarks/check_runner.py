@@ -222,4 +222,6 @@ if __name__ == "__main__":
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--only", default="")
     given = parser.parse_args()
-    Checks(given.output, given.ranks, set(filter(None, given.only.split(",")))).run()
+    checks = Checks(given.output, given.ranks, set(filter(None, given.only.split(","))))
+    checks.run()
+    sys.exit(0 if checks.rows and all(row["ok"] for row in checks.rows.values()) else 1)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import platform
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("tilescale/**/*.py", "tilescale/**/*.cuh", "tilescale/**/*.hpp", "perfdb/**/*.py", "benchmarks/**/*.py")
@@ -18,6 +19,18 @@ def version() -> str:
     for path in sorted(path for pattern in SOURCES for path in ROOT.glob(pattern)):
         total.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return total.hexdigest()[:16]
+
+
+def run(main: Callable[[], int | None]) -> NoReturn:
+    """Run a script's `main` and end with its code; an error of tilescale, as without a GPU, is a line and exit 1."""
+    from tilescale.errors import TilescaleError
+
+    try:
+        code = main()
+    except TilescaleError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = 1
+    sys.exit(code or 0)
 
 
 def header(name: str) -> dict[str, Any]:

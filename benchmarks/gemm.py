@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 
+import common
 import products
 
 
@@ -21,4 +22,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    common.run(main)

@@ -10,6 +10,7 @@ import ctypes
 import statistics
 from typing import Any
 
+import common
 import products
 
 from tilescale.codegen.compile import compile_text
@@ -80,4 +81,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    common.run(main)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
@@ -118,6 +117,7 @@ class Check:
         """Measure first, all on `topology`; emulating would disturb the ranks' processes."""
         pending: list[tuple[dict[str, Any], Spec, Schedule]] = []
         with GpuRunner(topology, bounds=FEW) as runner:
+            runner.start()  # without a GPU: one error, not one a family
             for spec in workloads(self.options.recipes, topology):
                 for words, schedule in spread(list(sample(spec).items()), self.options.most):
                     name = " ".join((spec.op, *spec.then, *words, spec.placement))
@@ -189,4 +189,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    common.run(main)

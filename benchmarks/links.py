@@ -15,7 +15,6 @@ import argparse
 import dataclasses
 import itertools
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -208,4 +207,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    common.run(main)

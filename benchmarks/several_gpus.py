@@ -19,7 +19,6 @@ import contextlib
 import json
 import signal
 import statistics
-import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -388,4 +387,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    common.run(main)
