@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from support import ag_gemm
+from support import scaled as with_scales
 
 from tilescale.runtime.emulate import Run, emulate
 from tilescale.runtime.emulator import run_isolated
@@ -37,6 +38,13 @@ def test_more_ranks(ranks: int) -> None:
     for seed, name in enumerate(("fused", "fused pull", "library")):
         found = emulate(spec, SCHEDULES[name], seed=seed)
         assert found.ok, found.report
+
+
+@pytest.mark.parametrize("kind", ["tensor", "rowcol", "block"])
+def test_what_is_gathered_is_not_scaled(kind: str) -> None:
+    spec = with_scales(ag_gemm((128, 256, 128), 2, gathered=True, dtype="float8_e4m3fn", out_dtype="bfloat16"), kind)
+    found = emulate(spec, replace(FUSED, block_k=128), seed=len(kind))
+    assert found.ok, found.report
 
 
 def test_a_wrong_element_of_the_second_output_is_named() -> None:

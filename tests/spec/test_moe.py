@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from support import routed
 
+from tilescale.errors import SpecError
 from tilescale.spec.op import moe_combine, moe_dispatch
 from tilescale.spec.ops._moe import shares_of
 from tilescale.spec.tensor import Tensor
@@ -53,6 +54,25 @@ def test_shares_follow_a_histogram() -> None:
 ], ids=["order", "top_k", "dtype", "places"])
 def test_what_kernels_cannot_route_says_so(spec: object, says: str) -> None:
     assert says in spec.without_kernels  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("routing", "says"), [
+    ("histogram:1,2,-1,1,1,1,1,1", "not negative, and one is above 0; got: -1"),
+    ("histogram:0,0,0,0,0,0,0,0", "got: no weight above 0"),
+    ("histogram:1,2", "got: 2 weights, 8 experts; give 8 weights"),
+    ("trace:/none", "trace:FILE#DIGEST; got: 'trace:/none'"),
+    ("skewed", "got: 'skewed'"),
+])
+def test_a_routing_that_is_none_is_refused_with_its_value(routing: str, says: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        moe_dispatch(Tensor((32, 64), "bfloat16", FullRow), 8, 2, T4, routing=routing)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("top_k", ["2", 2.0, True])
+def test_top_k_is_an_integer(top_k: object) -> None:
+    with pytest.raises(SpecError, match="top_k is a positive integer"):
+        moe_dispatch(Tensor((32, 64), "bfloat16", FullRow), 8, top_k, T4)  # type: ignore[arg-type]
 
 
 def test_ranks_may_be_an_axis_of_a_mesh() -> None:
