@@ -113,6 +113,8 @@ def _unit(entry: dict[str, Any], tensor: dict[str, Any]) -> int:
     """What the part of a rank is a multiple of, where a sharded size must grow."""
     if entry.get("scales") == "block":
         return BLOCK
+    if "swiglu" in entry.get("then", ()):
+        return 2 * ROWS  # whole blocks of columns of gate and of up
     return 2 * ROWS if str(tensor.get("dtype")).startswith("float8") else ROWS  # rows of 16 bytes
 
 

@@ -340,6 +340,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: not _ring_of_sums(spec, s) or s.transport == "peer_copy"),
     Constraint("ring_behind_product", "products go round a ring when they are complete: nothing overlaps", lambda spec, s: (
         not (_ring_of_sums(spec, s) and spec.operation.compute == "gemm" and s.overlap != "none"))),
+    Constraint("ring_without_scales", "products that go round a ring have no scales",
+               lambda spec, s: not (_ring_of_sums(spec, s) and spec.operation.extras(spec))),
     Constraint("streams_carry_products", "chunks of a sum on streams are products; without one, they overlap in one kernel",
                lambda spec, s: not (sums(spec) and spec.operation.compute != "gemm" and s.overlap == "chunked")),
     Constraint("chunk_count", f"a rank adds up, or sends a peer, at most {MAX_CHUNKS} chunks",
