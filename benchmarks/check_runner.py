@@ -32,7 +32,6 @@ from tilescale.runtime.gpu_runner import GpuRunner
 from tilescale.runtime.sampling import slowest
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import Space
-from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec, matmul, redistribute
 from tilescale.spec.tensor import Tensor
 from tilescale.spec.topology import Topology
@@ -53,9 +52,7 @@ def gather(topology: Topology) -> Spec:
 def sample(spec: Spec) -> list[Schedule]:
     """One schedule of every kind (transport, direction, overlap, compute) without multicast, the middle one of each."""
     kinds: dict[tuple[str, ...], list[Schedule]] = {}
-    for each in Space(spec):
-        if TRANSPORTS[each.transport].multicast:
-            continue
+    for each in Space(spec).without_multicast:
         kinds.setdefault((each.overlap, each.compute, each.transport, each.direction), []).append(each)
     return [found[len(found) // 2] for _, found in sorted(kinds.items())]
 

@@ -32,7 +32,6 @@ from tilescale.runtime.sampling import Bounds
 from tilescale.runtime.scaled import scaled
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import Space
-from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec
 from tilescale.spec.topology import Topology
 
@@ -56,8 +55,8 @@ def kind(schedule: Schedule) -> tuple[str, ...]:
 def sample(spec: Spec) -> dict[tuple[str, ...], Schedule]:
     """The middle generated schedule of every kind that needs no multicast."""
     kinds: dict[tuple[str, ...], list[Schedule]] = {}
-    for each in Space(spec):
-        if each.compute == "generated" and not TRANSPORTS[each.transport].multicast:
+    for each in Space(spec).without_multicast:
+        if each.compute == "generated":
             kinds.setdefault(kind(each), []).append(each)
     return {name: found[len(found) // 2] for name, found in sorted(kinds.items())}
 

@@ -26,7 +26,6 @@ from tilescale.runtime.gpu_runner import GpuRunner
 from tilescale.schedules.knob import BY_NAME
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import space
-from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec, matmul, redistribute
 from tilescale.spec.tensor import Tensor
 from tilescale.spec.topology import Topology
@@ -57,9 +56,8 @@ def sample(spec: Spec) -> list[Schedule]:
     allowed = {name: BY_NAME[name].allowed(spec) for name in SIZES}
     narrowed = {name: [values[len(values) // 2]] for name, values in allowed.items()} | {"compute": ["generated"]}
     kinds: dict[tuple[str, ...], Schedule] = {}
-    for each in space(spec, narrowed).schedules:
-        if not TRANSPORTS[each.transport].multicast:
-            kinds.setdefault((each.algorithm, each.overlap, each.transport, each.direction), each)
+    for each in space(spec, narrowed).without_multicast:
+        kinds.setdefault((each.algorithm, each.overlap, each.transport, each.direction), each)
     return [each for _, each in sorted(kinds.items())]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from tilescale.schedules.agents import CALLER, Model, Work
@@ -9,7 +10,7 @@ from tilescale.schedules.order import Run
 from tilescale.schedules.story import Counterexample
 
 
-class Following:
+class Following(ABC):
     """Takes the steps and the callers of a plan in the order in which `run` comes to them."""
 
     def __init__(self, model: Model, run: Run) -> None:
@@ -35,13 +36,13 @@ class Following:
                 return problem
         return None
 
+    @abstractmethod
     def _caller(self, rank: int, call: int) -> Counterexample | None:
         """The caller of a rank looks at the outputs of the call before, then writes the inputs of `call`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _step(self, rank: int, work: Work, call: int) -> Counterexample | None:
         """A rank carries out a step."""
-        raise NotImplementedError
 
 
 def visits(model: Model, run: Run) -> Iterator[tuple[int, int]]:

@@ -11,6 +11,7 @@ from tilescale.schedules.constraints import CONSTRAINTS, first_broken
 from tilescale.schedules.knob import BY_NAME, Value, canonical, check_restriction, points
 from tilescale.schedules.legal import require_spec
 from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec
 
 NOT_RECORDED = "not_recorded"
@@ -51,6 +52,11 @@ class Space:
     @property
     def schedules(self) -> tuple[Schedule, ...]:
         return self._enumerated[0]
+
+    @property
+    def without_multicast(self) -> tuple[Schedule, ...]:
+        """The feasible schedules that use no switch between the GPUs: what a runner that has not tried one can measure."""
+        return tuple(schedule for schedule in self.schedules if not TRANSPORTS[schedule.transport].multicast)
 
     @property
     def feasible(self) -> int:

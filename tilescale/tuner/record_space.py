@@ -18,7 +18,6 @@ from tilescale.runtime.replay import RecordedSpace
 from tilescale.runtime.runner import Runner
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import Space
-from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec
 from tilescale.tuner.prior import Predictor, Prior, analytic
 from tilescale.tuner.recipe import read
@@ -52,9 +51,8 @@ def sample(space: Space, count: int, seed: int = 0, predictor: Predictor = analy
     expected = {schedule: (time_us, schedule.digest) for schedule, time_us in
                 zip(prior.schedules, prior.times_us, strict=True)}
     kinds: dict[tuple[str, ...], list[Schedule]] = {}
-    for s in sorted(expected, key=expected.__getitem__):
-        if not TRANSPORTS[s.transport].multicast:
-            kinds.setdefault((s.transport, s.direction, s.overlap, s.compute), []).append(s)
+    for s in sorted(space.without_multicast, key=expected.__getitem__):
+        kinds.setdefault((s.transport, s.direction, s.overlap, s.compute), []).append(s)
     draw = random.Random(seed)
     chosen: list[Schedule] = []
     while kinds and len(chosen) < count:

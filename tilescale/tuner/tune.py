@@ -253,7 +253,7 @@ def _answerable(space: Space, runner: Runner) -> Space:
 
 
 def _without_multicast(space: Space) -> Space:
-    if not any(TRANSPORTS[schedule.transport].multicast for schedule in space):
+    if len(space.without_multicast) == space.feasible:
         return space
     allowed = space.restrict.get("transport", TRANSPORTS.names())
     kept = [name for name in allowed if not TRANSPORTS[str(name)].multicast]
