@@ -177,7 +177,8 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "norm.cuh": {"": ("normalised", "normalised, handed out")},
     "gemm.cuh": {
         "gemm_producer": ("fused pull", "gemm", "parts", "product"), "load_b": (*_CLUSTERS, "row", "gemm"),
-        "load_stage": ("gemm", *_CLUSTERS), "release": (*_CLUSTERS, "gemm"), "for_tiles": (*_CLUSTERS, *_TILES),
+        "load_stage": ("gemm", *_CLUSTERS),
+        **dict.fromkeys(("release", "release_previous"), (*_CLUSTERS, "gemm")), "for_tiles": (*_CLUSTERS, *_TILES),
         "k_range": ("shared contraction",),
         "gemm_consumer": ("parts", "parts pulled", "scatter", "scatter large", "shared contraction", "product of bytes",
                           "scaled rows and columns", "scaled product"),
@@ -205,7 +206,10 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "carry.cuh": {"": ("carried", "carried odd")},
     "sum.cuh": {"": _SUMS},
 }
-BY_PLACE = {"multi_": _SWITCH, "carry_step": ("carried",), "sum_step": ("sum",)}  # of roles that walk steps of any kind
+BY_PLACE = {  # of functions that other schedules run as well
+    "multi_": _SWITCH, "carry_step": ("carried",), "sum_step": ("sum",),
+    **dict.fromkeys(("promote_scaled", "load_scales"), ("scaled blocks",)),
+}
 _OTHERS = ("fused pull", "gemm", "tma", "parts")
 
 
