@@ -15,7 +15,7 @@ from tilescale.schedules.contracting import BOTH, Sums
 from tilescale.schedules.following import Following
 from tilescale.schedules.footprint import SUMMED, describe, elements_of
 from tilescale.schedules.order import Run
-from tilescale.schedules.plan import Clear, Contract, Gemm, MultimemStore, Ragged, Reduce, Region, Sum
+from tilescale.schedules.plan import Clear, Contract, Gemm, MultimemStore, PutPackets, Ragged, Reduce, Region, Sum
 from tilescale.schedules.story import Counterexample, Place
 
 OPERAND, PRODUCT, PART, OTHER, ZERO = "operand", "product", "part", "other", "zero"
@@ -164,7 +164,7 @@ class DataFlow(Following):
             return self._unwritten(rank, work, step.src, call)
         if isinstance(step, Reduce):
             return self._reduce(rank, work, step, call, pieces)
-        for region in step.targets if isinstance(step, MultimemStore) else (step.dst,):
+        for region in step.targets if isinstance(step, MultimemStore | PutPackets) else (step.dst,):
             offset, target = region.offset - step.src.offset, self._contents(region.rank, region.buffer, call)
             for low, high, value in pieces:
                 target.write(low + offset, high + offset, _moved(value, offset))

@@ -104,6 +104,12 @@ def _scoped(spec: Spec, chosen: Partial) -> bool:
     return chosen["direction"] == "push" or chosen["algorithm"] == "two_shot" or spec.placement != "symmetric"
 
 
+def _by_packets(spec: Spec, chosen: Partial) -> bool:
+    """Whether parts may travel as packets: where every rank stores its whole part at its peers, which add up."""
+    found = (chosen["transport"], chosen["direction"], chosen["algorithm"], chosen["overlap"], chosen["copy_scope"])
+    return sums(spec) and not _computes(spec, chosen) and found == ("peer_copy", "push", "one_shot", "none", "block")
+
+
 def _streams(spec: Spec, chosen: Partial) -> bool:
     if ragged(spec):
         return False
@@ -171,6 +177,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("cluster_m", (1, 2), 1, _clusters),
     Knob("split_k", (1, 2, 3, 4, 6, 8), 1, _splits),
     Knob("copy_scope", ("block", "warpgroup", "warp"), "block", _scoped),
+    Knob("protocol", ("simple", "ll"), "simple", _by_packets),
 )
 BY_NAME = {knob.name: knob for knob in KNOBS}
 

@@ -14,7 +14,7 @@ from math import prod
 
 from tilescale.schedules.extras import NO_EXTRAS, Extras, extras_of
 from tilescale.schedules.geometry import Chunk, cut
-from tilescale.schedules.plan import Buffer, Gemm, Goal, MultimemReduce, Region, Sum
+from tilescale.schedules.plan import PACKET_BYTES, Buffer, Gemm, Goal, MultimemReduce, Region, Sum
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec
@@ -94,7 +94,7 @@ def summed(spec: Spec) -> Summed:
 @dataclass(frozen=True)
 class SumGeometry:
     """Regions of a sum under a schedule. `whole`: every rank adds up all rows (one shot) instead of its own. `multicast`: a
-    switch adds up what all ranks have made readable, their own among it."""
+    switch adds up what all ranks have made readable, their own among it. `packets`: parts land as packets."""
 
     sum: Summed
     push: bool
@@ -102,6 +102,7 @@ class SumGeometry:
     scatter: bool
     chunk_rows: int
     multicast: bool = False
+    packets: bool = False
 
     @property
     def world(self) -> int:
@@ -155,7 +156,8 @@ class SumGeometry:
         if self.stages:
             found.append(Buffer("staging", "workspace", s.rows * s.row_bytes, True, versions))
         if self.push:
-            found.append(Buffer("inbox", "workspace", s.world * self.slot_bytes, True, versions))
+            found.append(Buffer("inbox", "workspace", s.world * self.slot_bytes, True, versions, zeroed=self.packets,
+                                packets=self.packets))
         if self.two_shot:
             found.append(Buffer("result", "workspace", shard * s.out_row_bytes, True))
         return tuple(found)
@@ -274,15 +276,23 @@ class RingGeometry(SumGeometry):
         return Sum(sources, target, self.sum.element, self.sum.out, carried=CARRIED_DTYPE)
 
 
+def in_packets(found: Summed) -> bool:
+    """Whether a part is whole packets, one at least."""
+    size = found.rows * found.part_row_bytes
+    return size > 0 and size % PACKET_BYTES == 0
+
+
 @lru_cache(maxsize=256)
-def sum_geometry(spec: Spec, direction: str, algorithm: str, chunk_rows: int, multicast: bool = False) -> SumGeometry:
+def sum_geometry(spec: Spec, direction: str, algorithm: str, chunk_rows: int, multicast: bool = False,
+                 packets: bool = False) -> SumGeometry:
     found = summed(spec)
     made = RingGeometry if algorithm == "ring" else SumGeometry
     return made(found, direction == "push", algorithm == "one_shot", algorithm == "scatter", chunk_rows * found.chunk_unit,
-                multicast)
+                multicast, packets)
 
 
 def geometry_of(spec: Spec, schedule: Schedule) -> SumGeometry:
     """The geometry of a schedule of a spec that sums."""
     multicast = TRANSPORTS[schedule.transport].multicast
-    return sum_geometry(spec, schedule.direction, schedule.algorithm, schedule.chunk_rows, multicast)
+    return sum_geometry(spec, schedule.direction, schedule.algorithm, schedule.chunk_rows, multicast,
+                        schedule.protocol == "ll")
