@@ -8,6 +8,8 @@ from __future__ import annotations
 from tilescale.schedules.plan import Launch, PutPackets, SumPackets
 from tilescale.schedules.reduce import SumPlan
 
+COUNTING_THREADS = 32  # of a block, that count the call on
+
 
 def sum_packets(plan: SumPlan) -> None:
     """Every rank sends its part to all peers, each in its own order, and adds up all of them."""
@@ -18,4 +20,4 @@ def sum_packets(plan: SumPlan) -> None:
     steps = (PutPackets(geo.part(rank, rank, chunk), first, tuple(others)),
              SumPackets(total.srcs, total.dst, total.element, total.out, total.extras, total.then))
     role = plan.blocks("packets", plan.shape.comm_blocks, steps)
-    plan.launches.append(Launch("packets", 0, (role,), (), "packets", plan.shape.copy_threads))
+    plan.launches.append(Launch("packets", 0, (role,), (), "packets", plan.shape.copy_threads + COUNTING_THREADS))

@@ -186,6 +186,7 @@ class Walk:
         texts = [t.text for t in tokens]
         if "Step" in texts[:2]:  # the next step: any kind
             kinds: tuple[str, ...] = ("kGemm",) if self.constants.get("solo") else KINDS
+            kinds = ("kPackets",) if self.constants.get("packets") else kinds
             kinds += MULTICAST_KINDS if self.constants.get("multimem") else ()
             found = {state.put(KIND, kind) for state in self.expression(tokens, states) for kind in kinds}
             return frozenset(found)

@@ -2,7 +2,8 @@
 // whoever finds the mark has the data. No fence, no signal, no counter, no table: one trip over the link.
 //
 // Rank s's part lies in the inbox of every other rank, behind those of the ranks before it. The launch has one row, which
-// comes with the arguments (see Step in abi.cuh).
+// comes with the arguments (see Step in abi.cuh). All warps but the last exchange packets; the last one counts the call on,
+// because the fence in front of that would wait for the packets of its warp to arrive.
 #pragma once
 
 namespace ts {
@@ -11,8 +12,12 @@ namespace ts {
 template <class C, class = void> struct Packets { static constexpr bool value = false; };
 template <class C> struct Packets<C, typename Void<C::packets>::type> { static constexpr bool value = C::packets; };
 
-constexpr u32 kPacketBytes = 8;    // of data, in two halves, each beside the mark
-constexpr u32 kPacketLooks = 64;   // polls between two looks at the clock, and at whether a wait has failed
+constexpr u32 kPacketBytes = 8;   // of data, in two halves, each beside the mark
+constexpr u32 kPacketLooks = 64;  // looks at packets between two at the clock, each of which takes longer than one
+constexpr u32 kEpochKnown = 1;    // the barrier at which all threads know which call it is
+
+// Threads that exchange packets.
+template <class C> struct PacketThreads { static constexpr u32 value = C::threads - 32; };
 
 // The mark of a call: how often its version of the inbox is written with it. So it differs from what the call before last
 // left there, and from the zeros of a new workspace: it goes from 1 to 2^31, and begins anew when the epoch wraps.
@@ -21,51 +26,76 @@ TS_DEV u32 packet_mark(const Call& call) { return (call.calls >> 1) + 1u; }
 TS_DEV bool packet_there(const U128& packet, u32 mark) { return packet.y == mark && packet.w == mark; }
 TS_DEV u64 packet_data(const U128& packet) { return (u64)packet.x | ((u64)packet.z << 32); }
 
-// Where the packets of rank `source` lie at rank `owner`.
-TS_DEV U128* packets_at(const Call& call, const Step& step, u32 owner, u32 source) {
-  return (U128*)call.at(step.counter + owner, 2ull * step.size * source);
+// The packets of rank 0 at rank `owner`; those of every other rank follow, `packets_of` each.
+TS_DEV U128* inbox_of(const Call& call, const Step& step, u32 owner) { return (U128*)call.at(step.counter + owner, 0); }
+TS_DEV u64 packets_of(const Step& step) { return step.size / kPacketBytes; }
+
+// Packets `first`, and `kUnits` - 1 more a block's threads apart, to every peer: the next rank first.
+template <class C, int kUnits>
+TS_DEV void put_packets(const Call& call, const Step& step, const u64* part, u32 mark, u64 first) {
+  constexpr u64 kStride = PacketThreads<C>::value;
+  const u32 rank = call.args->rank;
+  u64 held[kUnits];
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) held[u] = load(part + first + u * kStride);
+#pragma unroll
+  for (int d = 1; d < C::sum_sources; ++d) {
+    const u32 peer = rank + d < C::sum_sources ? rank + d : rank + d - C::sum_sources;
+    U128* to = inbox_of(call, step, peer) + packets_of(step) * rank + first;
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) packet_store(to + u * kStride, held[u], mark);
+  }
 }
 
-// A packet that was not there yet, once it is. Past the time limit, or once any wait of this rank has failed, it returns
-// what there is: the kernel drains, and the host finds the failure record.
-TS_DEV U128 packet_wait(const Call& call, const Step& step, const U128* at, u32 source, u32 mark) {
-  const u64 start = time_ns();
-  for (u32 polls = 1;; ++polls) {
-    packet_pause(at, mark);
-    const U128 found = packet_load(at);
-    if (packet_there(found, mark)) return found;
-    if (polls % kPacketLooks != 0u) continue;
-    if (load_relaxed(&call.args->state->failed) != 0u) return found;
+// Packets of the ranks from `source` on, held as they were at a first look, once they are all there: those that are missing
+// are looked at again, together. Past the time limit, or once any wait of this rank has failed, it returns with what there
+// is: the kernel drains, and the host finds the failure record.
+template <class C, int kRanks, int kUnits>
+TS_DEV void await_packets(const Call& call, const Step& step, const U128* from, u32 source, u32 mark,
+                          U128 (&held)[kRanks][kUnits]) {
+  constexpr u64 kStride = PacketThreads<C>::value;
+  u64 start = 0;
+  for (u32 looks = 1;; ++looks) {
+    u32 missing = C::sum_sources, found = 0;
+#pragma unroll
+    for (int b = 0; b < kRanks; ++b) {
+#pragma unroll
+      for (int u = 0; u < kUnits; ++u) {
+        if (!packet_there(held[b][u], mark)) {
+          missing = source + b;
+          found = held[b][u].y == mark ? held[b][u].w : held[b][u].y;
+        }
+      }
+    }
+    if (missing == C::sum_sources) return;
+#pragma unroll
+    for (int b = 0; b < kRanks; ++b) {
+#pragma unroll
+      for (int u = 0; u < kUnits; ++u) {
+        const U128* at = from + packets_of(step) * (source + b) + u * kStride;
+        if (!packet_there(held[b][u], mark)) {
+          packet_pause(at, mark);
+          held[b][u] = packet_load(at);
+        }
+      }
+    }
+    if (looks % kPacketLooks != 0u) continue;
+    if (start == 0) start = time_ns();
+    if (load_relaxed(&call.args->state->failed) != 0u) return;
     if (time_ns() - start > call.args->time_limit_ns) {
-      report_failure(call, step.id + 1u, source, mark, found.y == mark ? found.w : found.y);
-      return found;
+      report_failure(call, step.id + 1u, missing, mark, found);
+      return;
     }
   }
 }
 
-// Packets `first`, and `kUnits` - 1 more a block's threads apart, to every peer: the next rank first.
-template <class C, int kUnits> TS_DEV void put_packet_units(const Call& call, const Step& step, u32 mark, u64 first) {
-  const u32 rank = call.args->rank;
-  const u64* from = (const u64*)call.at(step.source, 0);
-  u64 held[kUnits];
-#pragma unroll
-  for (int u = 0; u < kUnits; ++u) held[u] = load(from + first + u * (u64)C::threads);
-#pragma unroll
-  for (int d = 1; d < C::sum_sources; ++d) {
-    const u32 peer = rank + d < C::sum_sources ? rank + d : rank + d - C::sum_sources;
-    U128* to = packets_at(call, step, peer, rank) + first;
-#pragma unroll
-    for (int u = 0; u < kUnits; ++u) packet_store(to + u * (u64)C::threads, held[u], mark);
-  }
-}
-
-// The sums of as many, in the order of ranks. The packets of all of them are asked for together.
-template <class C, int kUnits> TS_DEV void sum_packet_units(const Call& call, const Step& step, u32 mark, u64 first) {
+// The sums of packets `first`, and `kUnits` - 1 more, in the order of ranks. Those of all ranks are asked for together.
+template <class C, int kUnits>
+TS_DEV void sum_packets(const Call& call, const Step& step, const u64* part, const U128* inbox, u32 mark, u64 first) {
   typedef SumUnit<C> Unit;
+  constexpr u64 kStride = PacketThreads<C>::value;
   constexpr int kBatch = SumShape<C>::kBatch;
   const u32 rank = call.args->rank;
-  const u64* own = (const u64*)call.at(step.source, 0) + first;
-  u8* to = call.at(step.target, 0);
   float sums[kUnits][Unit::kElements];
 #pragma unroll
   for (int u = 0; u < kUnits; ++u)
@@ -77,30 +107,28 @@ template <class C, int kUnits> TS_DEV void sum_packet_units(const Call& call, co
     for (int b = 0; b < kBatch; ++b) {
 #pragma unroll
       for (int u = 0; u < kUnits; ++u) {
-        if ((u32)(s + b) == rank) {
-          const u64 data = load(own + u * (u64)C::threads);
+        if (s + b >= C::sum_sources || (u32)(s + b) == rank) {  // the own part is there
+          const u64 data = (u32)(s + b) == rank ? load(part + first + u * kStride) : 0ull;
           held[b][u] = U128{(u32)data, mark, (u32)(data >> 32), mark};
-        } else if (s + b < C::sum_sources) {
-          held[b][u] = packet_load(packets_at(call, step, rank, s + b) + first + u * (u64)C::threads);
+        } else {
+          held[b][u] = packet_load(inbox + packets_of(step) * (s + b) + first + u * kStride);
         }
       }
     }
+    await_packets<C>(call, step, inbox + first, s, mark, held);
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
       if (s + b < C::sum_sources) {
-        const U128* at = packets_at(call, step, rank, s + b) + first;
 #pragma unroll
-        for (int u = 0; u < kUnits; ++u) {
-          if (!packet_there(held[b][u], mark)) held[b][u] = packet_wait(call, step, at + u * (u64)C::threads, s + b, mark);
-          Unit::add(sums[u], packet_data(held[b][u]));
-        }
+        for (int u = 0; u < kUnits; ++u) Unit::add(sums[u], packet_data(held[b][u]));
       }
     }
   }
   const Results results{&call, 0ull, call.args->n};
+  u8* to = (u8*)call.args->base[step.target];
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
-    const u64 at = first + u * (u64)C::threads;
+    const u64 at = first + u * kStride;
     if constexpr (EpilogueOf<C>::any) finish_elements<C>(results, at * Unit::kElements, sums[u]);
     Unit::write(to + at * Unit::kOutBytes, sums[u]);
   }
@@ -108,7 +136,7 @@ template <class C, int kUnits> TS_DEV void sum_packet_units(const Call& call, co
 
 // The scale model: what a block sends takes the links, with its marks, before it leaves.
 template <class C> TS_DEV void walk_packets(const Call& call, const Step& step, Share share) {
-  if (thread() == 0) {
+  if (thread() == PacketThreads<C>::value) {
     Step sent = step;
     sent.counter = call.args->rank;
     for (u32 peer = 0; peer < (u32)C::sum_sources; ++peer) {
@@ -119,26 +147,33 @@ template <class C> TS_DEV void walk_packets(const Call& call, const Step& step, 
   sync();
 }
 
-// All threads of the block. What a block sends is what the blocks of its number add up elsewhere.
+// All threads of the block. What a block sends is what the blocks of its number add up elsewhere. Operand and output have
+// one version each, so that the part is loaded while the epoch is.
 template <class C> TS_DEV void packet_role(const Call& call, const Block& me) {
   constexpr int kUnits = SumShape<C>::kUnroll;
-  constexpr u64 kThreads = C::threads;
+  constexpr u64 kStride = PacketThreads<C>::value;
   const Step step = call.args->only;
-  const u32 mark = packet_mark(call);
-  const Share share = share_of(step.size / kPacketBytes, me.index, me.gang);
+  const Share share = share_of(packets_of(step), me.index, me.gang);
   if constexpr (C::link_clock) walk_packets<C>(call, step, share);
+  if (thread() >= PacketThreads<C>::value) {
+    named_barrier(kEpochKnown, C::threads);
+    if (thread() == PacketThreads<C>::value) finish(call, call.args->last);
+    return;
+  }
+  const u64* part = (const u64*)call.args->base[step.source];
+  const u32 mark = packet_mark(call);
   step_begin(step.id);
   u64 i = share.begin + thread();
-  for (; i + (kUnits - 1) * kThreads < share.end; i += kUnits * kThreads) put_packet_units<C, kUnits>(call, step, mark, i);
-  for (; i < share.end; i += kThreads) put_packet_units<C, 1>(call, step, mark, i);
+  for (; i + (kUnits - 1) * kStride < share.end; i += kUnits * kStride) put_packets<C, kUnits>(call, step, part, mark, i);
+  for (; i < share.end; i += kStride) put_packets<C, 1>(call, step, part, mark, i);
   step_end();
-  sync();
-  // Every thread of the block knows the epoch: it may be counted on, while packets travel.
-  if (thread() == kCounts) finish(call, call.args->last);
+  named_arrive(kEpochKnown, C::threads);
+  const U128* inbox = inbox_of(call, step, call.args->rank);
   step_begin(step.id + 1u);
   i = share.begin + thread();
-  for (; i + (kUnits - 1) * kThreads < share.end; i += kUnits * kThreads) sum_packet_units<C, kUnits>(call, step, mark, i);
-  for (; i < share.end; i += kThreads) sum_packet_units<C, 1>(call, step, mark, i);
+  for (; i + (kUnits - 1) * kStride < share.end; i += kUnits * kStride)
+    sum_packets<C, kUnits>(call, step, part, inbox, mark, i);
+  for (; i < share.end; i += kStride) sum_packets<C, 1>(call, step, part, inbox, mark, i);
   step_end();
 }
 
