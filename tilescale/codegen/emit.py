@@ -169,7 +169,7 @@ class _Emitter:
 
     def _rows(self, rank: int, role: Role, number: int) -> list[StepRow]:
         if exchanges_packets(role):
-            return [packet_row(role.steps, rank, self.plan.world, number, lambda region: self._slot(region, rank))]
+            return [packet_row(role, rank, self.plan.world, number, lambda region: self._slot(region, rank))]
         rows, tiles, height = [], 0, self.schedule.block_m * self.schedule.cluster_m
         for i, step in enumerate(role.steps):
             if isinstance(step, Ragged):

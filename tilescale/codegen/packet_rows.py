@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tilescale.codegen.table import KIND_PACKETS, StepRow
 from tilescale.errors import PlanError
-from tilescale.schedules.plan import PutPackets, Region, Step, SumPackets
+from tilescale.schedules.plan import PACKET_BYTES, PutPackets, Region, Role, SumPackets
 
 Slot = Callable[[Region], int]
 
 
-def packet_row(steps: Sequence[Step], rank: int, world: int, number: int, slot: Slot) -> StepRow:
-    """The row of the two steps, from number `number` on, that send the part of `rank` to every peer and add up what comes.
-    `slot`: the number of the pointer to a buffer.
+def packet_row(role: Role, rank: int, world: int, number: int, slot: Slot) -> StepRow:
+    """The row of the two steps of `role`, from number `number` on, that send the part of `rank` to every peer and add up
+    what comes. `slot`: the number of the pointer to a buffer.
 
     Raises PlanError for other steps: kernels find packets by the numbers of their ranks alone.
     """
-    put, total = steps if len(steps) == 2 else (None, None)
+    put, total = role.steps if len(role.steps) == 2 else (None, None)
     if not isinstance(put, PutPackets) or not isinstance(total, SumPackets) or not _all_to_all(put, total, rank, world):
         raise PlanError("a launch of packets sends a whole part to every peer, and adds up one of each rank",
                         f"other steps on rank {rank}", "lower it so")
@@ -25,7 +25,8 @@ def packet_row(steps: Sequence[Step], rank: int, world: int, number: int, slot: 
     first = min(at - peer for peer, at in inboxes.items())
     if any(at != first + peer for peer, at in inboxes.items()):
         raise PlanError("pointers to the packets of ranks follow each other", sorted(inboxes.items()), "keep their order")
-    return StepRow(KIND_PACKETS, number, source=slot(put.src), target=slot(total.dst), counter=first, size=put.src.size)
+    return StepRow(KIND_PACKETS, number, source=slot(put.src), target=slot(total.dst), counter=first, size=put.src.size,
+                   rows=-(-(put.src.size // PACKET_BYTES) // role.blocks))
 
 
 def _all_to_all(put: PutPackets, total: SumPackets, rank: int, world: int) -> bool:

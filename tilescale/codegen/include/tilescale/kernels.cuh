@@ -62,7 +62,7 @@ TS_DEV Block block_of(const Arguments& args) {
 
 template <class C> TS_DEV void execute(const Arguments& args, const Maps& maps, u8* smem) {
   if constexpr (Packets<C>::value) {  // one row, which comes with the arguments
-    packet_role<C>(Call{&args, load_relaxed(&args.state->calls)}, Block{kCopyRole, 0u, 1u, block(), num_blocks()});
+    packet_role<C>(args);
   } else if constexpr (C::solo) {  // one step, no counters, buffers of one version: nothing to look up
     walk<C>(Call{&args, 0u}, Block{kGemmRole, 0u, 1u, block(), num_blocks()}, maps, smem);
   } else {

@@ -30,21 +30,25 @@ TS_DEV u64 packet_data(const U128& packet) { return (u64)packet.x | ((u64)packet
 TS_DEV U128* inbox_of(const Call& call, const Step& step, u32 owner) { return (U128*)call.at(step.counter + owner, 0); }
 TS_DEV u64 packets_of(const Step& step) { return step.size / kPacketBytes; }
 
-// Packets `first`, and `kUnits` - 1 more a block's threads apart, to every peer: the next rank first.
+// Data `held` of packets `first`, and `kUnits` - 1 more a block's threads apart, to every peer: the next rank first.
 template <class C, int kUnits>
-TS_DEV void put_packets(const Call& call, const Step& step, const u64* part, u32 mark, u64 first) {
-  constexpr u64 kStride = PacketThreads<C>::value;
+TS_DEV void send_packets(const Call& call, const Step& step, u32 mark, u64 first, const u64 (&held)[kUnits]) {
   const u32 rank = call.args->rank;
-  u64 held[kUnits];
-#pragma unroll
-  for (int u = 0; u < kUnits; ++u) held[u] = load(part + first + u * kStride);
 #pragma unroll
   for (int d = 1; d < C::sum_sources; ++d) {
     const u32 peer = rank + d < C::sum_sources ? rank + d : rank + d - C::sum_sources;
     U128* to = inbox_of(call, step, peer) + packets_of(step) * rank + first;
 #pragma unroll
-    for (int u = 0; u < kUnits; ++u) packet_store(to + u * kStride, held[u], mark);
+    for (int u = 0; u < kUnits; ++u) packet_store(to + u * (u64)PacketThreads<C>::value, held[u], mark);
   }
+}
+
+template <class C, int kUnits>
+TS_DEV void put_packets(const Call& call, const Step& step, const u64* part, u32 mark, u64 first) {
+  u64 held[kUnits];
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) held[u] = load(part + first + u * (u64)PacketThreads<C>::value);
+  send_packets<C, kUnits>(call, step, mark, first, held);
 }
 
 // Packets of the ranks from `source` on, held as they were at a first look, once they are all there: those that are missing
@@ -135,46 +139,57 @@ TS_DEV void sum_packets(const Call& call, const Step& step, const u64* part, con
 }
 
 // The scale model: what a block sends takes the links, with its marks, before it leaves.
-template <class C> TS_DEV void walk_packets(const Call& call, const Step& step, Share share) {
+template <class C> TS_DEV void walk_packets(const Call& call, const Step& step, u64 packets) {
   if (thread() == PacketThreads<C>::value) {
     Step sent = step;
     sent.counter = call.args->rank;
     for (u32 peer = 0; peer < (u32)C::sum_sources; ++peer) {
       sent.value = peer;
-      walk_links(call, sent, (share.end - share.begin) * 2u * kPacketBytes);
+      walk_links(call, sent, packets * 2u * kPacketBytes);
     }
   }
   sync();
 }
 
-// All threads of the block. What a block sends is what the blocks of its number add up elsewhere. Operand and output have
-// one version each, so that the part is loaded while the epoch is.
-template <class C> TS_DEV void packet_role(const Call& call, const Block& me) {
+// All threads of the block, of which the warps that exchange packets have a share: `first` of it, up to `end`. What a block
+// sends is what the blocks of its number add up elsewhere.
+template <class C>
+TS_DEV void exchange_packets(const Call& call, const Step& step, const u64* part, u64 first, u64 end, const u64 (&ahead)[1]) {
   constexpr int kUnits = SumShape<C>::kUnroll;
   constexpr u64 kStride = PacketThreads<C>::value;
-  const Step step = call.args->only;
-  const Share share = share_of(packets_of(step), me.index, me.gang);
-  if constexpr (C::link_clock) walk_packets<C>(call, step, share);
-  if (thread() >= PacketThreads<C>::value) {
-    named_barrier(kEpochKnown, C::threads);
-    if (thread() == PacketThreads<C>::value) finish(call, call.args->last);
-    return;
-  }
-  const u64* part = (const u64*)call.args->base[step.source];
   const u32 mark = packet_mark(call);
-  step_begin(step.id);
-  u64 i = share.begin + thread();
-  for (; i + (kUnits - 1) * kStride < share.end; i += kUnits * kStride) put_packets<C, kUnits>(call, step, part, mark, i);
-  for (; i < share.end; i += kStride) put_packets<C, 1>(call, step, part, mark, i);
+  if (first < end) send_packets<C, 1>(call, step, mark, first, ahead);
+  u64 i = first + kStride;
+  for (; i + (kUnits - 1) * kStride < end; i += kUnits * kStride) put_packets<C, kUnits>(call, step, part, mark, i);
+  for (; i < end; i += kStride) put_packets<C, 1>(call, step, part, mark, i);
   step_end();
   named_arrive(kEpochKnown, C::threads);
   const U128* inbox = inbox_of(call, step, call.args->rank);
   step_begin(step.id + 1u);
-  i = share.begin + thread();
-  for (; i + (kUnits - 1) * kStride < share.end; i += kUnits * kStride)
-    sum_packets<C, kUnits>(call, step, part, inbox, mark, i);
-  for (; i < share.end; i += kStride) sum_packets<C, 1>(call, step, part, inbox, mark, i);
+  i = first;
+  for (; i + (kUnits - 1) * kStride < end; i += kUnits * kStride) sum_packets<C, kUnits>(call, step, part, inbox, mark, i);
+  for (; i < end; i += kStride) sum_packets<C, 1>(call, step, part, inbox, mark, i);
   step_end();
+}
+
+// All threads of the block. Operand and output have one version each, so that the first of a thread's share and the epoch
+// are loaded side by side.
+template <class C> TS_DEV void packet_role(const Arguments& args) {
+  const Step step = args.only;
+  const u64 begin = (u64)step.rows * block(), most = packets_of(step);
+  const u64 end = begin + step.rows < most ? begin + step.rows : most, first = begin + thread();
+  const u64* part = (const u64*)args.base[step.source];
+  step_begin(step.id);
+  u64 ahead[1] = {0ull};
+  if (thread() < PacketThreads<C>::value && first < end) ahead[0] = load(part + first);
+  const Call call{&args, load_relaxed(&args.state->calls)};
+  if constexpr (C::link_clock) walk_packets<C>(call, step, begin < end ? end - begin : 0ull);
+  if (thread() < PacketThreads<C>::value) {
+    exchange_packets<C>(call, step, part, first, end, ahead);
+  } else {
+    named_barrier(kEpochKnown, C::threads);
+    if (thread() == PacketThreads<C>::value) finish(call, args.last);
+  }
 }
 
 }  // namespace ts
