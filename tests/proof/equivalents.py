@@ -15,6 +15,8 @@ def plan_reason(name: str, plan: Plan, mutant: Mutant) -> str:
     step = mutant.step
     if mutant.kind == "signal delayed past the waits":
         return "a signal that comes later orders no less; nothing that it now waits behind needs it (no deadlock)"
+    if mutant.kind == "packets awaited before they are sent" and mutant.place.startswith("rank"):
+        return "where one rank alone waits before it sends, the packets of its peers come all the same"
     if mutant.kind in ("duplicate signal", "signal of another value") and isinstance(step, Signal):
         if (step.rank, step.counter) in announced(plan):
             return "an announcement that touched no data says as much twice as once"

@@ -1,4 +1,4 @@
-"""The row of a launch that exchanges packets: all that it does, so that it comes with the arguments and no table is read."""
+"""The row of a launch that exchanges packets: it says all, and comes with the arguments, so that no table is read."""
 
 from __future__ import annotations
 

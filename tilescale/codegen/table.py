@@ -95,8 +95,8 @@ def pack_arguments(
 
 
 def first_rows(steps: bytes, block_rows: bytes, solo: bool) -> bytes:
-    """What comes with the arguments of a launch: the step of one that is `solo`, or exchanges packets; of others the rows of
-    their gangs, where these are at most two, and nothing else."""
+    """What comes with the arguments of a launch: the row of one that is `solo`, or exchanges packets; of others the rows
+    of their gangs, where these are at most two, and nothing else."""
     if solo or steps[:4] == KIND_PACKETS.to_bytes(4, "little"):
         return steps[: STEP.size]
     gangs = [row for row in (block_rows[at : at + BLOCK.size] for at in range(0, len(block_rows), BLOCK.size))

@@ -44,7 +44,8 @@ def deviations(plan: Plan, program: Program, report: RunReport, calls: int, firs
             totals = plan.counter_totals(rank)
             for number, launch, role, step in plan.steps_of(rank):
                 found = log.pop((call, rank, number), StepLog(call, rank, number))
-                wanted = replace(_declared(step, role, rank, number, first_call + call, strides, packets, totals), call=call)
+                declared = _declared(step, role, rank, number, first_call + call, strides, packets, totals)
+                wanted = replace(declared, call=call)
                 if isinstance(step, Gemm) and plan.buffer(step.a.buffer).role == "input":
                     found = _within(found, wanted)
                 if isinstance(step, Gemm) and partly:

@@ -189,10 +189,12 @@ class _RankBuilder:
     def _add_role(self, launch: Launch, index: int, previous: Launch | None, number: int) -> None:
         role = launch.roles[index]
         if not exchanges_packets(role):
-            self._add_blocks(launch, role, self.roles[launch.stream, index, ALL], previous, list(enumerate(role.steps, number)))
+            steps = list(enumerate(role.steps, number))
+            self._add_blocks(launch, role, self.roles[launch.stream, index, ALL], previous, steps)
             return
+        whole = self.model.whole
         for block in range(role.blocks):
-            parts = [(at, of_block(step, block, role.blocks, self.model.whole)) for at, step in enumerate(role.steps, number)]
+            parts = [(at, of_block(step, block, role.blocks, whole)) for at, step in enumerate(role.steps, number)]
             self._add_blocks(launch, replace(role, blocks=1), self.roles[launch.stream, index, block], previous,
                              [(at, step) for at, step in parts if step is not None])
 

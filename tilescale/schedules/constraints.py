@@ -371,7 +371,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: s.protocol != "ll" or in_packets(summed(spec))),
     Constraint("packets_small", f"packets, which take twice the bytes, carry parts of at most {MAX_IN_PACKETS >> 10} KB",
                lambda spec, s: s.protocol != "ll" or summed(spec).rows * summed(spec).part_row_bytes <= MAX_IN_PACKETS),
-    Constraint("packets_by_themselves", "what arrives as packets is added up by itself: epilogues of whole rows are left out",
+    Constraint("packets_by_themselves", "what arrives as packets is added up by itself, not by rows",
                lambda spec, s: s.protocol != "ll" or not any(epilogue.whole_rows for epilogue in spec.epilogues)),
     Constraint("fused_has_kernel", "a fused schedule has a kernel to fuse into",
                lambda spec, s: not (s.overlap == "fused" and spec.operation.compute != "gemm"

@@ -11,7 +11,6 @@ from tilescale.schedules.boxes import Box, Grids, axes, box_of, grid_of, meet, r
 from tilescale.schedules.contracting import Problem, check_contract, check_groups
 from tilescale.schedules.packets import check_buffer, check_launch, check_packets
 from tilescale.schedules.plan import (
-    PacketStep,
     Buffer,
     Clear,
     Contract,
@@ -20,6 +19,7 @@ from tilescale.schedules.plan import (
     Launch,
     MultimemReduce,
     MultimemStore,
+    PacketStep,
     Plan,
     PutPackets,
     Ragged,
@@ -133,7 +133,8 @@ def check_structure(plan: Plan) -> Counterexample | None:
         if wrong or (buffer.grid and (min(buffer.grid) < 1 or prod(buffer.grid) != buffer.size)):
             return Counterexample("structure", f"a grid must hold the bytes of its buffer; got {buffer}")
         if not check_buffer(buffer):
-            return Counterexample("packets", f"a buffer of packets is a zeroed workspace that peers see, of whole packets; got {buffer}")
+            return Counterexample(
+                "packets", f"a buffer of packets is a zeroed workspace that peers see, of whole ones; got {buffer}")
     problem = _check_goal(plan)
     if problem:
         return problem

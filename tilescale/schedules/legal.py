@@ -192,7 +192,8 @@ def _check_blocks(s: Schedule) -> None:
 
 
 def _check_packets(spec: Spec, s: Schedule) -> None:
-    chosen = {"transport": "peer_copy", "direction": "push", "algorithm": "one_shot", "overlap": "none", "copy_scope": "block"}
+    chosen = {"transport": "peer_copy", "direction": "push", "algorithm": "one_shot", "overlap": "none",
+              "copy_scope": "block"}
     wrong = [f"{name}={getattr(s, name)!r}" for name, value in chosen.items() if getattr(s, name) != value]
     if not sums(spec) or spec.operation.compute == "gemm" or wrong:
         raise ScheduleError("packets carry parts that are stored whole at every peer", ", ".join([spec.op, *wrong]),

@@ -94,8 +94,8 @@ def _sum_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
             plan = SumPlan(geo, shape, rank)
             (sum_packets if geo.packets else _SUM_OVERLAPS[schedule.overlap])(plan)
         ranks.append(tuple(plan.launches))
-    return Plan(op=spec.op, buffers=geo.buffers(), counters=spec.world if geo.packets else counters(geo), ranks=tuple(ranks),
-                goal=geo.goal(), sm_share=share, smem_limit=spec.topology.gpu.smem_bytes)
+    return Plan(op=spec.op, buffers=geo.buffers(), counters=spec.world if geo.packets else counters(geo),
+                ranks=tuple(ranks), goal=geo.goal(), sm_share=share, smem_limit=spec.topology.gpu.smem_bytes)
 
 
 def _exchange_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:

@@ -17,9 +17,9 @@ from dataclasses import replace
 
 from tilescale.schedules.plan import (
     PACKET_BYTES,
-    PacketStep,
     Buffer,
     Launch,
+    PacketStep,
     Plan,
     PutPackets,
     Region,

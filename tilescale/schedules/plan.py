@@ -175,9 +175,9 @@ class MultimemStore(Copy):
 
 @dataclass(frozen=True)
 class PutPackets(Copy):
-    """A Copy to buffers of packets of peers, `dst` and `others`, which all get the same. Each packet is stored at once, with
-    the mark of the call: it is its own signal, and orders nothing but its own bytes. What a block sends is there when its
-    packets are, whatever other blocks do."""
+    """A Copy to buffers of packets of peers, `dst` and `others`, which all get the same. Each packet is stored at once,
+    with the mark of the call: it is its own signal, and orders nothing but its own bytes. What a block sends is there when
+    its packets are, whatever other blocks do."""
 
     others: tuple[Region, ...] = ()
 
@@ -273,8 +273,8 @@ class Launch:
 
     It starts when the launch before it on its `stream` and all of `after` have completed. Blocks of the roles are
     numbered in the order of `roles`. `family`: which kernel carries it out, "copy", "signal", "sum", "packets",
-    "gemm", "fused" or "moe"; or "copy_engine", "library". `cluster`: consecutive blocks that start together and reach each other's shared
-    memory.
+    "gemm", "fused" or "moe"; or "copy_engine", "library". `cluster`: consecutive blocks that start together and reach each
+    other's shared memory.
     """
 
     name: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilescale.schedules.footprint import counter_totals
-from tilescale.schedules.plan import PacketStep, Launch, Plan, Signal, Wait
+from tilescale.schedules.plan import Launch, PacketStep, Plan, Signal, Wait
 from tilescale.schedules.story import Counterexample, Place
 
 COUNTER_LIMIT = 2**31
