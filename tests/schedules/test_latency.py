@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from families import SCHEDULES
 from handmade import ring
-from support import all_gather, reduction
+from support import all_gather, gemm_rs, reduction
 
 from tilescale.errors import PlanError
 from tilescale.schedules.latency import one_way_trips
@@ -47,9 +46,16 @@ def test_what_goes_round_a_ring_takes_as_many_as_there_are_ranks() -> None:
     assert [trips(ranks) for ranks in (3, 4, 8)] == [6, 9, 21]
 
 
-def test_every_family_has_a_number() -> None:
-    for name, (spec, schedule) in SCHEDULES.items():
-        assert (one_way_trips(lower(spec, schedule)) == 0) == spec.local, name
+def test_launches_and_streams_follow_each_other() -> None:
+    """Behind a product on its stream, copies on two more, and a second kernel that adds up."""
+    spec = gemm_rs((384, 256, 384), 3)
+    fused = Schedule(overlap="fused", compute="generated", chunk_rows=128, num_comm_blocks=4, block_m=64, block_n=128,
+                     block_k=64, num_stages=3, raster_group=8)
+    chunked = replace(fused, overlap="chunked", depth=2)
+    assert one_way_trips(lower(spec, fused)) == 5  # to two peers, one after the other
+    assert one_way_trips(lower(spec, chunked)) == 3  # side by side
+    assert one_way_trips(lower(spec, replace(fused, direction="pull", num_comm_blocks=0))) == 3
+    assert one_way_trips(lower(gemm_rs((64, 64, 128), 2, out="Partial"), replace(fused, num_comm_blocks=0))) == 0
 
 
 def test_a_plan_that_waits_for_ever_is_told() -> None:

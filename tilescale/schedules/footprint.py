@@ -144,9 +144,9 @@ def check_structure(plan: Plan) -> Counterexample | None:
             problem = _check_launch(rank, launch, seen)
             if problem:
                 return problem
-            wrong = check_launch(plan, launch)
-            if wrong:
-                return _refuse(*wrong, Place(rank, launch.name))
+            beside = check_launch(plan, launch)
+            if beside:
+                return _refuse(*beside, Place(rank, launch.name))
             seen.add(launch.name)
     return None
 
