@@ -55,7 +55,7 @@ def plan_reason(name: str, plan: Plan, mutant: Mutant) -> str:
         return "the entries are numbered from the indices alone, before or behind the counts that a combine is given"
     if mutant.kind == "signal before its data" and isinstance(step, Signal):
         passed = passed_step(plan, mutant.rank, step)
-        if isinstance(passed, Reduce) and passed.dst.rank != step.rank:
+        if isinstance(passed, Copy | Reduce) and passed.dst.rank not in (step.rank, mutant.rank):
             return "the data that the signal passes is another rank's, whose own signal still follows it"
     return BY_NAME.get((name, mutant.kind), "")
 
