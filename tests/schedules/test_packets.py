@@ -95,8 +95,8 @@ def edited(edit: Callable[[PutPackets, SumPackets], tuple[Step, ...]]) -> Callab
     (lambda put, total: (replace(put, others=put.others[:-1]), total), "data_flow"),
     (lambda put, total: (replace(put, others=(*put.others[:-1], put.dst)), total), "data_flow"),
     (lambda put, total: (replace(put, src=replace(put.src, size=put.src.size - 8)), total), "copy_size"),
-    (lambda put, total: (put, replace(total, srcs=(total.srcs[1], *total.srcs[1:]))), "data_flow"),
-], ids=["a signal beside", "plain stores", "plain loads", "a peer less", "a peer twice", "sizes", "a part twice"])
+    (lambda put, total: (put, replace(total, srcs=(total.srcs[1], *total.srcs[1:]))), "race"),
+], ids=["a signal beside", "plain stores", "plain loads", "a peer less", "a peer twice", "sizes", "a peer not awaited"])
 def test_what_packets_do_not_order_is_refused(edit: Callable[..., tuple[Step, ...]], rule: str) -> None:
     plan = lower(summed(4), LL)
     assert refused(changed(plan, edited(edit))) == rule

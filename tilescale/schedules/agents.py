@@ -118,6 +118,10 @@ class Model:
             self._filled[key] = self.counter(f"packets {region.buffer}[{region.offset}:{last}] of rank {region.rank}")
         return self._filled[key]
 
+    def told(self, counter: int) -> bool:
+        """Whether ranks tell each other by it: a counter of the plan, or of packets."""
+        return counter < self.plan.world * self.plan.counters or counter in self._filled.values()
+
     def counter_name(self, counter: int) -> str:
         own = self.plan.world * self.plan.counters
         if counter >= own:
