@@ -44,15 +44,16 @@ LOST: dict[str, str] = {
     "lost commit": "bulk_commit|wg_commit",
     "lost arrival": "mb_arrive|mb_expect|cluster_mb_arrive|release|named_arrive",
     "lost copy": (
-        "bulk_load|bulk_store|tma_load_3d|tma_load_2d|tma_load_2d_multicast|load_next|load_stage|load_b|load_segment|"
+        "bulk_load|bulk_store|tma_load_3d|tma_load_2d|tma_load_2d_multicast|load_next|load_stage|load_b|load_segment|load_parts|"
         "load_tile"),
     "lost product": (
         "wgmma|wgmma_turned|multiply_stage|multiply_tile|multiply_tile_promoted|small_multiply|small_stage|multiply_segment|"
         "contract_tile"),
     "lost store": ("store|store_pair|store_four|store_chunk|store_chunks|store_registers|tma_store_3d|send_part|small_put|"
-                   "cluster_store|store_private|multimem_store|multi_store|write_sum|packet_store|send_packets|put_packets"),
+                   "cluster_store|store_private|multimem_store|multi_store|write_sum|packet_store|send_packets|put_packets|"
+                   "deal_parts|deal_packets|round"),
     "lost sum": "sum_units|sum_step|add_parts|carry_units|carry_step|promote|promote_scaled|small_promote|multi_sum|"
-                "sum_packets|exchange_packets|packet_role",
+                "sum_packets|get_packets|one_shot|two_shots|packet_role",
     "lost scale": "scale_rows|scale_four|load_scales",
     "lost task": (
         "route_step|total_step|send_step|place_step|tally_step|return_step|weigh_step|ragged_step|add_warps|begin_rows|"
@@ -165,7 +166,7 @@ _FEW = ("few rows", "few rows of odd columns")
 _BYTES = ("product of bytes", "few rows of bytes")
 _SCALED = ("scaled rows and columns", "scaled blocks", "few rows scaled", "few rows in blocks", "gathered rows scaled",
            "scaled")
-_PACKETS = ("packets", "packets of three")
+_PACKETS = ("packets", "packets of three", "packets twice", "packets of two, twice")
 _SUMS = ("sum", "sum of floats", "sum of odd sizes", "sum of three", "sum handed out", "scatter")
 _SWITCH = ("switch stores", "switch sums", "switch sums floats")
 _DISPATCHES, _COMBINES = ("dispatch", "dispatch pulled"), ("combine", "combine pulled")

@@ -23,6 +23,7 @@ ONE_SHOT, TWO_SHOT = replace(NONE, algorithm="one_shot"), replace(NONE, algorith
 def test_packets_take_one_trip_and_signals_with_loads_three(ranks: int) -> None:
     spec = reduction((1, 4096), ranks, on=Topology.shared_gpu(ranks))
     assert one_way_trips(lower(spec, replace(ONE_SHOT, protocol="ll"))) == 1
+    assert one_way_trips(lower(spec, replace(TWO_SHOT, protocol="ll"))) == 2
     assert one_way_trips(lower(spec, replace(ONE_SHOT, direction="pull"))) == 3  # told, asked for, there
     assert one_way_trips(lower(spec, ONE_SHOT)) == 3  # there, acknowledged, told
     fetched = 2 * (ranks - 1)  # one after the other

@@ -13,7 +13,7 @@ from tilescale.schedules.constraints import MAX_IN_PACKETS, first_broken
 from tilescale.schedules.knob import canonical
 from tilescale.schedules.lower import lower
 from tilescale.schedules.packets import of_block
-from tilescale.schedules.plan import Copy, Plan, PutPackets, Role, Signal, Step, Sum, SumPackets
+from tilescale.schedules.plan import Copy, GetPackets, Plan, PutPackets, Role, Signal, Step, Sum, SumPackets
 from tilescale.schedules.protocol import protocol_digest
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import space
@@ -23,6 +23,7 @@ from tilescale.spec.topology import Topology
 from tilescale.spec.views import FullRow
 
 LL = Schedule(algorithm="one_shot", compute="generated", num_comm_blocks=4, protocol="ll")
+TWO = replace(LL, algorithm="two_shot")
 
 
 def summed(ranks: int, **more: object) -> Spec:
@@ -58,9 +59,38 @@ def test_one_launch_without_a_counter_is_proved_over_consecutive_calls(ranks: in
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-def test_one_version_is_a_race_between_calls(ranks: int) -> None:
+def test_one_version_is_a_race_between_calls_of_one_shot(ranks: int) -> None:
     plan = lower(summed(ranks), LL)
     assert refused(replace(plan, buffers=tuple(replace(b, versions=1) for b in plan.buffers))) == "race"
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_two_shots_are_proved_with_one_version(ranks: int) -> None:
+    plan = lower(reduction((6, 512 * ranks), ranks, on=Topology.shared_gpu(ranks)), TWO)
+    proof = verify(plan, cache=None)
+    assert proof.ok, proof
+    assert proof.stats.symmetric
+    kinds = [type(step) for step in plan.ranks[0][0].steps]
+    assert kinds == [*[PutPackets] * (ranks - 1), SumPackets, *[GetPackets] * (ranks - 1)]
+    assert {b.name: (b.packets, b.zeroed, b.versions) for b in plan.buffers if b.role == "workspace"} == {
+        "inbox": (True, True, 1), "result": (True, True, 1)}
+
+
+@pytest.mark.parametrize(("edit", "rule"), [
+    (lambda put, total, get: (put, replace(total, others=()), get), "data_flow"),
+    (lambda put, total, get: (put, get, total), "deadlock"),
+    (lambda put, total, get: (put, total), "coverage"),
+    (lambda put, total, get: (put, total, replace(get, src=replace(get.src, offset=(get.src.offset + 2048) % 4096))),
+     "data_flow"),
+    (lambda put, total, get: (put, total, Copy(get.src, get.dst)), "packets"),
+    (lambda put, total, get: (put, replace(total, others=(total.dst,)), get), "packets"),
+    (lambda put, total, get: (replace(put, src=replace(put.src, offset=(put.src.offset + 2048) % 4096)), total, get),
+     "data_flow"),
+], ids=["nothing handed out", "fetched first", "not fetched", "fetched of another", "plain loads", "handed to itself",
+        "rows of another"])
+def test_two_shots_that_hand_out_wrong_are_refused(edit: Callable[..., tuple[Step, ...]], rule: str) -> None:
+    plan = lower(reduction((1, 2048), 2, on=Topology.shared_gpu(2)), TWO)
+    assert refused(changed(plan, lambda role: replace(role, steps=edit(*role.steps)))) == rule
 
 
 def test_blocks_wait_for_blocks_of_their_number_alone() -> None:
@@ -143,7 +173,7 @@ def test_gangs_of_several_blocks_share_a_proof() -> None:
 def test_the_space_of_an_all_reduce_has_it_and_no_other() -> None:
     found = [s for s in space(summed(4)) if s.protocol == "ll"]
     assert {(s.algorithm, s.direction, s.transport, s.overlap) for s in found} == {
-        ("one_shot", "push", "peer_copy", "none")}
+        (algorithm, "push", "peer_copy", "none") for algorithm in ("one_shot", "two_shot")}
     assert {s.num_comm_blocks for s in found} >= {2, 4, 8, 16}
     assert all(s.label.endswith(" ll") for s in found)
     others = (summed(4, to=FullRow), gemm_rs((128, 128, 256), 4, out="Replicate", on=Topology.shared_gpu(4)))
@@ -164,9 +194,10 @@ def test_schedules_from_before_keep_their_digest_and_label() -> None:
     (reduction((0, 8), 2, on=Topology.shared_gpu(2)), "packets_whole"),
     (reduction((MAX_IN_PACKETS // 16 + 1, 8), 2, on=Topology.shared_gpu(2)), "packets_small"),
     (reduction((4, 64), 2, on=Topology.shared_gpu(2), then=("residual_rmsnorm",)), "packets_by_themselves"),
+    (reduction((7, 8), 3, on=Topology.shared_gpu(3)), "packets_whole"),  # shards of 3, 2 and 2 pieces
 ], ids=lambda value: value.label if isinstance(value, Spec) else value)
 def test_parts_that_do_not_suit_packets_are_ruled_out(spec: Spec, constraint: str) -> None:
-    broken = first_broken(spec, LL)
+    broken = first_broken(spec, TWO)
     assert broken is not None
     assert broken.name == constraint
     assert space(spec).rejected[constraint] > 0
@@ -174,11 +205,12 @@ def test_parts_that_do_not_suit_packets_are_ruled_out(spec: Spec, constraint: st
 
 @pytest.mark.parametrize(("spec", "schedule", "message"), [
     (summed(2), replace(LL, protocol="ll128"), r"protocol is one of simple, ll; got: 'll128'"),
-    (summed(2), replace(LL, direction="pull"), r"stored whole at every peer; got: all_reduce, direction='pull'"),
-    (summed(2, to=FullRow), replace(LL, algorithm="direct"), r"stored whole at every peer; got: reduce_scatter"),
+    (summed(2), replace(LL, direction="pull"), r"ranks store at their peers; got: all_reduce, direction='pull'"),
+    (summed(2, to=FullRow), replace(LL, algorithm="direct"), r"ranks store at their peers; got: reduce_scatter"),
     (reduction((1, 3), 2), LL, "whole packets of 8 bytes"),
+    (reduction((7, 8), 3), TWO, "of two shots as much on every rank"),
     (reduction((4, 64), 2, then=("residual_rmsnorm",)), LL, "added up by themselves, not by rows"),
-], ids=["name", "pull", "reduce_scatter", "six bytes", "rows"])
+], ids=["name", "pull", "reduce_scatter", "six bytes", "uneven", "rows"])
 def test_schedules_that_make_no_sense_are_refused(spec: Spec, schedule: Schedule, message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
         lower(spec, schedule)

@@ -79,8 +79,8 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
     if launch.family == "moe":
         constants |= _routing(spec, schedule)
     if launch.family == "packets":
-        constants |= {"packets": True, "sum_sources": spec.world, "sum_unit": PACKET_BYTES,
-                      "link_clock": link_fs_per_byte(spec) > 0}
+        constants |= {"packets": True, "two_shots": schedule.algorithm == "two_shot", "sum_sources": spec.world,
+                      "sum_unit": PACKET_BYTES, "link_clock": link_fs_per_byte(spec) > 0}
     lines = [f"  static constexpr {'bool' if isinstance(v, bool) else 'int'} {name} = {str(v).lower()};"
              for name, v in constants.items()]
     if launch.family in PRODUCTS:

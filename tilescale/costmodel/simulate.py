@@ -18,13 +18,14 @@ from heapq import heappop, heappush
 from tilescale.costmodel.costs import Costs
 from tilescale.errors import PlanError
 from tilescale.schedules.contracting import contraction_size
-from tilescale.schedules.packets import Key, awaited, buffers_of, key_of
+from tilescale.schedules.packets import Key, awaited, buffers_of, key_of, sent
 from tilescale.schedules.plan import (
     PACKET_COST,
     Clear,
     Contract,
     Copy,
     Gemm,
+    GetPackets,
     Launch,
     MultimemReduce,
     MultimemStore,
@@ -221,7 +222,10 @@ class _Simulation:
             elif isinstance(step, PutPackets):
                 self._put_packets(walker, step, rank)
             elif isinstance(step, SumPackets):
-                self._sum_packets(walker, step)
+                self._sum_packets(walker, step, rank)
+            elif isinstance(step, GetPackets):
+                walker.spend(SYNC, self.p.packet_us)
+                walker.spend(COPY, self.costs.copy_us(-(-(PACKET_COST + 1) * step.src.size // 2), walker.role.blocks))
             elif isinstance(step, Signal):
                 self._signal(walker, step, rank, fenced)
             elif isinstance(step, MultimemStore | MultimemReduce):
@@ -254,23 +258,25 @@ class _Simulation:
             self.counts.append(0)
         return self.filled[key]
 
-    def _put_packets(self, walker: _Walker, step: PutPackets, rank: int) -> None:
-        """Every peer gets the part and as many marks. The stores are not waited for: each is there when its links have
+    def _put_packets(self, walker: _Walker, step: PutPackets | SumPackets, rank: int) -> None:
+        """Every peer gets the bytes and as many marks. The stores are not waited for: each is there when its links have
         carried it."""
-        began, size, own = walker.time, PACKET_COST * step.src.size, list(walker.path)
-        for target in step.targets:
+        began, size, own = walker.time, PACKET_COST * step.dst.size, list(walker.path)
+        for target in sent(step):
             walker.spend(COPY, self.costs.copy_us(size, walker.role.blocks))
-            end = max(walker.time, self._cross(step.src, target.rank, size, rank, began)) + self.costs.link_latency_us
+            source = Region("", rank, 0, 0)
+            end = max(walker.time, self._cross(source, target.rank, size, rank, began)) + self.costs.link_latency_us
             path = list(own)
             path[COPY] += walker.time - began
             path[LINK] += end - walker.time
             self._push(end, None, self._filled(target), 1, path)
 
-    def _sum_packets(self, walker: _Walker, step: SumPackets) -> None:
+    def _sum_packets(self, walker: _Walker, step: SumPackets, rank: int) -> None:
         """The packets are read as they come, so all that is left once the last is there is to add up and store."""
         walker.spend(SYNC, self.p.packet_us)
         moved = sum(src.size * (PACKET_COST if src.buffer in self.packets else 1) for src in step.srcs) + step.dst.size
         walker.spend(COPY, self.costs.copy_us(-(-moved // 2), walker.role.blocks))
+        self._put_packets(walker, step, rank)
 
     def _signal(self, walker: _Walker, step: Signal, rank: int, fenced: bool) -> None:
         walker.spend(SYNC, self.p.next_signal_us if fenced else self.p.signal_us)

@@ -26,6 +26,7 @@ from tilescale.schedules.plan import (
     Signal,
     Step,
     Sum,
+    SumPackets,
     Wait,
 )
 
@@ -77,7 +78,9 @@ def _declared(step: Step, role: Role, rank: int, number: int, call: int, strides
         return StepLog(call, rank, number, reads=_joined(map(where, rows_of(step.src))),
                        writes=_joined(map(where, rows_of(step.dst))))
     if isinstance(step, Sum):
-        return StepLog(call, rank, number, reads=_joined(map(where, (*step.srcs, *step.extras))), writes=(where(step.dst),))
+        written = (step.dst, *step.others) if isinstance(step, SumPackets) else (step.dst,)
+        return StepLog(call, rank, number, reads=_joined(map(where, (*step.srcs, *step.extras))),
+                       writes=_joined(map(where, written)))
     if isinstance(step, Ragged):
         return StepLog(call, rank, number, reads=_joined(map(where, step.reads)), writes=_joined(map(where, step.writes)))
     if isinstance(step, Signal):
@@ -87,8 +90,8 @@ def _declared(step: Step, role: Role, rank: int, number: int, call: int, strides
         target = (call * totals[step.counter] + step.value) % 2**32  # counters and epochs wrap
         return StepLog(call, rank, number, waits=(Waited(step.counter, target, target),))
     extras = step.extras if isinstance(step, Gemm) else ()
-    written = (where(step.out),) if not isinstance(step, Contract) or step.last else ()
-    return StepLog(call, rank, number, reads=tuple(sorted(map(where, (step.a, step.b, *extras)))), writes=written)
+    stored = (where(step.out),) if not isinstance(step, Contract) or step.last else ()
+    return StepLog(call, rank, number, reads=tuple(sorted(map(where, (step.a, step.b, *extras)))), writes=stored)
 
 
 def rows_of(region: Region) -> Iterator[Region]:

@@ -367,8 +367,9 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: _generated(spec, s) or spec.operation.compute != "gemm" or sums(spec) or not spec.extended),
     Constraint("epilogue_at_owner", "epilogues follow a sum that its owner completes, not one that goes round",
                lambda spec, s: not spec.then or not sums(spec) or s.algorithm in WHOLE_SUMS),
-    Constraint("packets_whole", "a part that travels as packets is whole packets of 8 bytes, one at least",
-               lambda spec, s: s.protocol != "ll" or in_packets(summed(spec))),
+    Constraint("packets_whole", "what a rank adds up as packets is whole ones of 8 bytes; of two shots as much on every "
+               "rank, in sums of the type of parts",
+               lambda spec, s: s.protocol != "ll" or in_packets(summed(spec), s.algorithm)),
     Constraint("packets_small", f"packets, which take twice the bytes, carry parts of at most {MAX_IN_PACKETS >> 10} KB",
                lambda spec, s: s.protocol != "ll" or summed(spec).rows * summed(spec).part_row_bytes <= MAX_IN_PACKETS),
     Constraint("packets_by_themselves", "what arrives as packets is added up by itself, not by rows",

@@ -16,6 +16,7 @@ from tilescale.schedules.plan import (
     Contract,
     Copy,
     Gemm,
+    GetPackets,
     Launch,
     MultimemReduce,
     MultimemStore,
@@ -48,6 +49,9 @@ def accesses(step: Step) -> tuple[tuple[Region, bool], ...]:
         return ((step.src, False), (step.dst, True))
     if isinstance(step, Clear):
         return ((step.dst, True),)
+    if isinstance(step, SumPackets):
+        read, written = (*step.srcs, *step.extras), (step.dst, *step.others)
+        return (*((region, False) for region in read), *((region, True) for region in written))
     if isinstance(step, Sum):
         return (*((src, False) for src in (*step.srcs, *step.extras)), (step.dst, True))
     if isinstance(step, Contract):  # a group stores tile by tile, as early as in its first step
@@ -89,7 +93,9 @@ def describe(step: Step) -> str:
     if isinstance(step, Clear):
         return f"Clear {_region(step.dst)}"
     if isinstance(step, Sum):
-        return f"{type(step).__name__} of {', '.join(map(_region, step.srcs))} to {_region(step.dst)}{_then(step)}"
+        told = (step.dst, *step.others) if isinstance(step, SumPackets) else (step.dst,)
+        return (f"{type(step).__name__} of {', '.join(map(_region, step.srcs))} to {', '.join(map(_region, told))}"
+                f"{_then(step)}")
     if isinstance(step, Gemm):
         return f"Gemm {step.m}x{step.n}x{step.k} of {_region(step.a)} to {_region(step.out)}{_then(step)}"
     if isinstance(step, Contract):
@@ -260,6 +266,7 @@ def check_steps(plan: Plan) -> Counterexample | None:
         MultimemStore: lambda plan, rank, step: _check_copy(plan, rank, step) or _check_multicast(plan, step, step.targets),
         MultimemReduce: _check_multimem_reduce,
         PutPackets: lambda plan, rank, step: _check_copy(plan, rank, step) or check_packets(plan, rank, step),
+        GetPackets: lambda plan, rank, step: _check_copy(plan, rank, step) or check_packets(plan, rank, step),
         SumPackets: lambda plan, rank, step: _check_sum(plan, rank, step) or check_packets(plan, rank, step),
         Ragged: _check_ragged,
         Signal: _check_signal,

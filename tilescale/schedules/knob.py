@@ -105,9 +105,10 @@ def _scoped(spec: Spec, chosen: Partial) -> bool:
 
 
 def _by_packets(spec: Spec, chosen: Partial) -> bool:
-    """Whether parts may travel as packets: where every rank stores its whole part at its peers, which add up."""
-    found = (chosen["transport"], chosen["direction"], chosen["algorithm"], chosen["overlap"], chosen["copy_scope"])
-    return sums(spec) and not _computes(spec, chosen) and found == ("peer_copy", "push", "one_shot", "none", "block")
+    """Whether parts may travel as packets: where ranks store them at their peers, and nothing is multiplied."""
+    found = (chosen["transport"], chosen["direction"], chosen["overlap"], chosen["copy_scope"])
+    return (sums(spec) and not _computes(spec, chosen) and found == ("peer_copy", "push", "none", "block")
+            and chosen["algorithm"] in ("one_shot", "two_shot"))
 
 
 def _streams(spec: Spec, chosen: Partial) -> bool:

@@ -192,14 +192,17 @@ def _check_blocks(s: Schedule) -> None:
 
 
 def _check_packets(spec: Spec, s: Schedule) -> None:
-    chosen = {"transport": "peer_copy", "direction": "push", "algorithm": "one_shot", "overlap": "none",
-              "copy_scope": "block"}
+    chosen = {"transport": "peer_copy", "direction": "push", "overlap": "none", "copy_scope": "block"}
     wrong = [f"{name}={getattr(s, name)!r}" for name, value in chosen.items() if getattr(s, name) != value]
+    wrong += [f"algorithm={s.algorithm!r}"] if s.algorithm not in ("one_shot", "two_shot") else []
     if not sums(spec) or spec.operation.compute == "gemm" or wrong:
-        raise ScheduleError("packets carry parts that are stored whole at every peer", ", ".join([spec.op, *wrong]),
-                            "use protocol='simple', or " + ", ".join(f"{name}={value!r}" for name, value in chosen.items()))
-    if not in_packets(summed(spec)):
-        raise ScheduleError(f"a part is whole packets of {PACKET_BYTES} bytes", spec.label, "use protocol='simple'")
+        raise ScheduleError(
+            "packets carry parts that ranks store at their peers", ", ".join([spec.op, *wrong]),
+            ", ".join(["use protocol='simple', or one or two shots", *(f"{k}={v!r}" for k, v in chosen.items())]))
+    if not in_packets(summed(spec), s.algorithm):
+        raise ScheduleError(
+            f"what a rank adds up is whole packets of {PACKET_BYTES} bytes, of two shots as much on every rank, in sums of "
+            "the type of parts", f"{spec.label}, algorithm={s.algorithm!r}", "use protocol='simple' or one shot")
     if any(epilogue.whole_rows for epilogue in spec.epilogues):
         raise ScheduleError("packets are added up by themselves, not by rows", f"then={', '.join(spec.then)}",
                             "use protocol='simple'")

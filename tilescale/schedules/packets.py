@@ -1,14 +1,15 @@
 """Packets: what a block sends and waits for by itself, and the rules of the launches that exchange them.
 
 A packet holds PACKET_BYTES of data and, beside each half of them, the mark of the call, so that no half can be taken for
-what it is not. The mark counts how often the version of the buffer was written: it differs from what the call before last
-left there, and from the zeros of a new workspace, for any number of calls. Whoever finds the mark has the data, so a
-packet needs no fence, no signal and no counter: one trip over the link. For the same reason it orders nothing else. So a
-launch that exchanges packets does nothing besides, and all else that it touches is its rank's own.
+what it is not. The mark is the epoch with its highest bit set: it differs from what calls before have left there, and from
+the zeros of a new workspace. Whoever finds the mark has the data, so a packet needs no fence, no signal and no counter: one
+trip over the link. For the same reason it orders nothing else. So a launch that exchanges packets does nothing besides, and
+all else that it touches is its rank's own.
 
-Why two versions are enough: rank r writes a version again two calls later. It has then ended the call between, for which
-it waited for the packets of every peer; a peer sent these only after its call before had ended, in which it read what r
-had written. The verifier proves this for each plan, and finds the race where there is one version.
+Why two versions are enough for one shot: rank r writes a version again two calls later. It has then ended the call between,
+for which it waited for the packets of every peer; a peer sent these only after its call before had ended, in which it read
+what r had written. For two shots one version is enough: a rank ends a call with packets from every peer, each of which has
+then read what the rank sent. The verifier proves this for each plan, and finds the race where a version is missing.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from dataclasses import replace
 from tilescale.schedules.plan import (
     PACKET_BYTES,
     Buffer,
+    Copy,
+    GetPackets,
     Launch,
     PacketStep,
     Plan,
@@ -42,7 +45,7 @@ def of_block(step: Step, block: int, blocks: int, whole: frozenset[str] = frozen
     `whole` are read whole. Other steps are as they are."""
     if not isinstance(step, PacketStep):
         return step
-    units = (step.src if isinstance(step, PutPackets) else step.srcs[0]).size // PACKET_BYTES
+    units = (step.srcs[0] if isinstance(step, SumPackets) else step.src).size // PACKET_BYTES
     each = -(-units // blocks)
     low, high = min(each * block, units), min(each * (block + 1), units)
     if low == high:
@@ -52,10 +55,13 @@ def of_block(step: Step, block: int, blocks: int, whole: frozenset[str] = frozen
         unit = region.size // units
         return replace(region, offset=region.offset + low * unit, size=(high - low) * unit)
 
+    if isinstance(step, GetPackets):
+        return replace(step, src=part(step.src), dst=part(step.dst))
+    others = tuple(map(part, step.others))
     if isinstance(step, PutPackets):
-        return replace(step, src=part(step.src), dst=part(step.dst), others=tuple(map(part, step.others)))
+        return replace(step, src=part(step.src), dst=part(step.dst), others=others)
     extras = tuple(region if region.buffer in whole else part(region) for region in step.extras)
-    return replace(step, srcs=tuple(map(part, step.srcs)), dst=part(step.dst), extras=extras)
+    return replace(step, srcs=tuple(map(part, step.srcs)), dst=part(step.dst), extras=extras, others=others)
 
 
 def key_of(region: Region) -> Key:
@@ -64,12 +70,13 @@ def key_of(region: Region) -> Key:
 
 def sent(step: Step) -> tuple[Region, ...]:
     """The packets that a step sends."""
-    return step.targets if isinstance(step, PutPackets) else ()
+    return step.targets if isinstance(step, PutPackets) else step.others if isinstance(step, SumPackets) else ()
 
 
 def awaited(step: Step, buffers: frozenset[str]) -> tuple[Region, ...]:
     """The packets that a step waits for; `buffers` hold packets."""
-    return tuple(src for src in step.srcs if src.buffer in buffers) if isinstance(step, SumPackets) else ()
+    read = step.srcs if isinstance(step, SumPackets) else (step.src,) if isinstance(step, GetPackets) else ()
+    return tuple(region for region in read if region.buffer in buffers)
 
 
 def buffers_of(plan: Plan) -> frozenset[str]:
@@ -93,34 +100,33 @@ def check_launch(plan: Plan, launch: Launch) -> Problem | None:
         return "packets", "a launch of blocks that exchanges packets does nothing else, since they order nothing else"
     packets, visible = buffers_of(plan), {buffer.name for buffer in plan.buffers if buffer.peer_visible}
     for step in launch.steps:
-        beside = (step.src,) if isinstance(step, PutPackets) else (*step.srcs, *step.extras, step.dst) \
+        touched = (step.src, step.dst) if isinstance(step, Copy) else (*step.srcs, *step.extras, step.dst) \
             if isinstance(step, SumPackets) else ()
-        written = [region.buffer for region in beside if region.buffer in visible - packets and not _input(plan, region)]
-        if written:
-            return "packets", f"what packets go with is seen by no peer, since they do not order it; got {written[0]}"
+        seen = [r.buffer for r in touched if r.buffer in visible - packets and plan.buffer(r.buffer).role != "input"]
+        if seen:
+            return "packets", f"what packets go with is seen by no peer, since they do not order it; got {seen[0]}"
     return None
 
 
-def _input(plan: Plan, region: Region) -> bool:
-    """Whether only the caller writes it."""
-    return plan.buffer(region.buffer).role == "input"
-
-
 def check_packets(plan: Plan, rank: int, step: Step) -> Problem | None:
-    """Packets go to peers, in whole ones, and are awaited where they lie."""
-    packets = buffers_of(plan)
-    if isinstance(step, PutPackets):
-        regions, wrong = (step.src, *step.targets), [target for target in step.targets if target.rank == rank]
-        sizes = {region.size for region in regions}
-        if wrong or len(sizes) != 1 or step.src.buffer in packets or any(t.buffer not in packets for t in step.targets):
-            return "packets", "packets go from plain bytes of a rank to as many bytes of packets of its peers"
-    elif isinstance(step, SumPackets):
-        regions = tuple(awaited(step, packets))
-        if not regions or any(region.rank != rank for region in step.srcs) or step.dst.buffer in packets or step.carried:
-            return "packets", "a sum of packets awaits some of its own rank's, and stores plain bytes"
-        regions = step.srcs
+    """Packets go to peers, in whole ones, and are awaited where they lie. What comes or goes besides is plain."""
+    packets, plain = buffers_of(plan), list[Region]()
+    if isinstance(step, SumPackets):
+        read, plain = step.srcs, [*step.extras, step.dst]
+        wrong = step.carried != "" or any(region.size != step.dst.size for region in step.others)
+    elif isinstance(step, GetPackets):
+        read, plain, wrong = (step.src,), [step.dst], False
+    elif isinstance(step, PutPackets):
+        read, plain = (), [step.src]
+        wrong = any(region.size != step.src.size for region in step.targets)
     else:
         return None
+    there, here = sent(step), awaited(step, packets)
+    if wrong or any(region.buffer in packets or region.rank != rank for region in plain) or any(
+            region.buffer not in packets or region.rank == rank for region in there) or any(
+            region.rank != rank for region in read) or (read and not here):
+        return "packets", "packets go to peers, and are awaited by the rank where they lie; all else is plain, and its own"
+    regions = (*there, *here, *plain[-1:], *read)
     if any(region.loops or region.offset % PACKET_BYTES or region.size % PACKET_BYTES for region in regions):
         return "packets", f"what travels as packets is whole packets of {PACKET_BYTES} bytes"
     return None

@@ -189,7 +189,15 @@ class PutPackets(Copy):
 @dataclass(frozen=True)
 class SumPackets(Sum):
     """A Sum of which sources lie in buffers of packets: each block waits for the packets of its share of these, no others,
-    until they bear the mark of the call. Blocks share a part as those of a PutPackets of as many blocks do."""
+    until they bear the mark of the call. Blocks share a part as those of a PutPackets of as many blocks do. `others`:
+    where at peers the sum goes as packets, too."""
+
+    others: tuple[Region, ...] = ()
+
+
+@dataclass(frozen=True)
+class GetPackets(Copy):
+    """A Copy out of a buffer of packets, which each block awaits as a SumPackets does."""
 
 
 @dataclass(frozen=True)
@@ -249,9 +257,9 @@ class Ragged:
     expected: int = 0
 
 
-PacketStep = PutPackets | SumPackets
+PacketStep = PutPackets | SumPackets | GetPackets
 Step = (Copy | Reduce | Clear | Signal | Wait | Gemm | Sum | Contract | Ragged | MultimemStore | MultimemReduce | PutPackets
-        | SumPackets)
+        | SumPackets | GetPackets)
 
 
 @dataclass(frozen=True)

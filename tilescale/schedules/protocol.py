@@ -305,7 +305,8 @@ class _View:
             return ("contract", step.gathered, step.first, step.last, *regions)
         if isinstance(step, Sum) and not step.carried:
             # The order of the sources is no part of it: every rank adds in the same order.
-            regions = [*sorted(regions[:-1]), regions[-1], (step.dst.size == step.srcs[0].size,)]
+            read = len(step.srcs) + len(step.extras)
+            regions = [*sorted(regions[:read]), *regions[read:], (step.dst.size == step.srcs[0].size,)]
         if isinstance(step, Gemm | Sum) and step.then:
             regions = [*regions, step.then]
         if isinstance(step, Ragged):  # that reads of all ranks alike

@@ -158,7 +158,9 @@ class SumGeometry:
         if self.push:
             found.append(Buffer("inbox", "workspace", s.world * self.slot_bytes, True, versions, zeroed=self.packets,
                                 packets=self.packets))
-        if self.two_shot:
+        if self.two_shot and self.packets:
+            found.append(Buffer("result", "workspace", s.rows * s.out_row_bytes, True, versions, zeroed=True, packets=True))
+        elif self.two_shot:
             found.append(Buffer("result", "workspace", shard * s.out_row_bytes, True))
         return tuple(found)
 
@@ -196,6 +198,11 @@ class SumGeometry:
         row = self.sum.out_row_bytes
         return Region("result", owner, (chunk.first - self.sum.bounds[owner]) * row, chunk.rows * row)
 
+    def handed(self, rank: int, chunk: Chunk) -> Region:
+        """Where the sum of rows lands as packets at `rank` (two shots)."""
+        row = self.sum.out_row_bytes
+        return Region("result", rank, chunk.first * row, chunk.rows * row)
+
     def output(self, rank: int, chunk: Chunk) -> Region:
         row = self.sum.out_row_bytes
         first = chunk.first - (0 if self.sum.everywhere else self.sum.bounds[rank])
@@ -209,7 +216,7 @@ class SumGeometry:
 
     def total(self, owner: int, chunk: Chunk) -> Sum:
         """The sum of all parts, in the order of ranks on every rank, so that all get the same bits; or by a switch."""
-        target = self.result(owner, chunk) if self.two_shot else self.output(owner, chunk)
+        target = self.result(owner, chunk) if self.two_shot and not self.packets else self.output(owner, chunk)
         if self.multicast:
             readable = tuple(self.readable(rank, chunk) for rank in range(self.world))
             return MultimemReduce(readable, target, self.sum.element, self.sum.out)
@@ -276,9 +283,13 @@ class RingGeometry(SumGeometry):
         return Sum(sources, target, self.sum.element, self.sum.out, carried=CARRIED_DTYPE)
 
 
-def in_packets(found: Summed) -> bool:
-    """Whether a part is whole packets, one at least."""
+def in_packets(found: Summed, algorithm: str) -> bool:
+    """Whether what a rank adds up is whole packets, one at least. Of two shots the shards are equal, and sums as wide as
+    parts, since both travel."""
     size = found.rows * found.part_row_bytes
+    if algorithm == "two_shot":
+        even = found.rows % found.world == 0 and found.part_row_bytes == found.out_row_bytes
+        size = size // found.world if even else 0
     return size > 0 and size % PACKET_BYTES == 0
 
 
