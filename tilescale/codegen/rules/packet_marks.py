@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from tilescale.codegen.rules import RULES, Rule
-from tilescale.codegen.rules._parse import Branch, Function, Leave, Loop, Plain, text_of
-from tilescale.codegen.rules.bounded_wait import _statements
+from tilescale.codegen.rules._parse import Branch, Function, Leave, Loop, Plain, statements, text_of
 
 _MARK = r"\w+ (?:\[ [^\]]* \] )*\. [yw]\b"
 _ORDERED = re.compile(rf"{_MARK} (?:<|>|<=|>=) |(?:<|>|<=|>=) {_MARK}|- {_MARK}|{_MARK} - ")
@@ -18,7 +17,7 @@ _ORDERED = re.compile(rf"{_MARK} (?:<|>|<=|>=) |(?:<|>|<=|>=) {_MARK}|- {_MARK}|
 
 def read(functions: Sequence[Function]) -> Iterable[tuple[str, str]]:
     for function in functions:
-        for statement in _statements(function.body):
+        for statement in statements(function.body):
             if isinstance(statement, Plain | Leave):
                 tokens = statement.tokens
             elif isinstance(statement, Branch | Loop):
