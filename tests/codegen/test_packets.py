@@ -46,7 +46,7 @@ def test_sums_are_right_and_conform(ranks: int, adversary: str) -> None:
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_two_shots_are_right_and_conform(ranks: int, adversary: str) -> None:
     for seed, blocks in enumerate((2, 4)):
-        emulation = emulate(summed((3, 516 * ranks), ranks), replace(TWO, num_comm_blocks=blocks), seed, adversary)
+        emulation = emulate(summed((4, 1032 * ranks), ranks), replace(TWO, num_comm_blocks=blocks), seed, adversary)
         assert emulation.ok, emulation.report
 
 

@@ -192,7 +192,7 @@ def test_schedules_from_before_keep_their_digest_and_label() -> None:
 @pytest.mark.parametrize(("spec", "constraint"), [
     (reduction((1, 3), 2, on=Topology.shared_gpu(2)), "packets_whole"),
     (reduction((0, 8), 2, on=Topology.shared_gpu(2)), "packets_whole"),
-    (reduction((MAX_IN_PACKETS // 16 + 1, 8), 2, on=Topology.shared_gpu(2)), "packets_small"),
+    (reduction((MAX_IN_PACKETS // 16 + 2, 8), 2, on=Topology.shared_gpu(2)), "packets_small"),
     (reduction((4, 64), 2, on=Topology.shared_gpu(2), then=("residual_rmsnorm",)), "packets_by_themselves"),
     (reduction((7, 8), 3, on=Topology.shared_gpu(3)), "packets_whole"),  # shards of 3, 2 and 2 pieces
 ], ids=lambda value: value.label if isinstance(value, Spec) else value)
