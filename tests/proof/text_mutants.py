@@ -74,7 +74,7 @@ REPEATED: dict[str, str] = {
 _PROMOTED = "multiply_stage<C>(part, smem + ring.stage * GemmLayout<C>::stage_bytes, warpgroup, 0u)"
 # Lost statements that change nothing, with the reason; those of edits.toml say so there.
 HARMLESS: dict[tuple[str, str], str] = {
-    ("lost wait", "await_packets: packet_pause(at, mark)"): "it polls without a pause",
+    ("lost wait", "await_packets: packet_pause(at, ex.mark)"): "it polls without a pause",
     ("lost wait", "wait_step: pause_until(counter, target)"): "it polls without a pause; the acquire is the wait",
     ("lost meeting of a cluster", "gemm_role: cluster_sync()"): "threads that have ended are not waited for",
     ("lost block barrier", "sum_over_cluster: warp_sync()"): "all lanes of a warp take the branch before it",
@@ -201,7 +201,7 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "small_stage": (*_BYTES, "few rows", "few rows in blocks"), "small_promote": ("few rows in blocks",),
         "small_store": (*_FEW, "few rows scaled"),
         "small_consumer": (*_FEW, "few rows scaled"), "": _FEW},
-    "packets.cuh": {"": _PACKETS},
+    "packets.cuh": {**dict.fromkeys(("two_shots", "deal_packets"), (*_PACKETS, "packets of ten, twice")), "": _PACKETS},
     "kernels.cuh": {"block_of": ("many steps", "signals")},  # of two gangs
     "share.cuh": {"lane": ("groups",), "share_of_group": ("groups",), "": ("copy", "tma", "sum", *_BYTES)},
     "moe.cuh": {
