@@ -79,7 +79,8 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
         reduction((37, 28), 3, dtype="float32", on=Topology.shared_gpu(ranks=3), then=("bias", "accumulate")),
         replace(GANG, protocol="ll", **ONE_SHOT)),
     "packets twice": (
-        reduction((27, 200), 3, on=Topology.shared_gpu(3), then=("bias",)), replace(GANG, protocol="ll", **TWO_SHOT)),
+        reduction((27, 200), 3, on=Topology.shared_gpu(3), then=("bias", "accumulate")),
+        replace(GANG, protocol="ll", **TWO_SHOT)),
     "packets of two, twice": (reduction((96, 128), 2, on=_ON), replace(GANG, protocol="ll", **TWO_SHOT)),
     "packets of ten, twice": (  # more ranks than are loaded from together
         reduction((2, 40), 10, on=Topology.shared_gpu(10)), replace(GANG, protocol="ll", **TWO_SHOT)),
