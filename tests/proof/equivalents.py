@@ -7,7 +7,7 @@ from itertools import takewhile
 from plan_mutants import Mutant, role_of
 
 from tilescale.schedules.footprint import accesses
-from tilescale.schedules.plan import Copy, Plan, Ragged, Reduce, Signal, Sum, Wait
+from tilescale.schedules.plan import Copy, Plan, Ragged, Reduce, Region, Signal, Sum, Wait
 
 
 def plan_reason(name: str, plan: Plan, mutant: Mutant) -> str:
@@ -55,7 +55,9 @@ def plan_reason(name: str, plan: Plan, mutant: Mutant) -> str:
         return "the entries are numbered from the indices alone, before or behind the counts that a combine is given"
     if mutant.kind == "signal before its data" and isinstance(step, Signal):
         passed = passed_step(plan, mutant.rank, step)
-        if isinstance(passed, Copy | Reduce) and passed.dst.rank not in (step.rank, mutant.rank):
+        if isinstance(passed, Copy) and not touched(plan, step.rank, passed.dst):
+            return "the rank that is signalled touches nothing of what the signal passes; that is another rank's"
+        if isinstance(passed, Reduce) and passed.dst.rank != step.rank:
             return "the data that the signal passes is another rank's, whose own signal still follows it"
     return BY_NAME.get((name, mutant.kind), "")
 
@@ -184,6 +186,14 @@ def ends_with(plan: Plan, rank: int, step: Wait) -> bool:
             return False
         later = later or other is step
     return later
+
+
+def touched(plan: Plan, rank: int, written: Region) -> bool:
+    """Whether a step of `rank` touches any of these bytes."""
+    return any(
+        (region.rank, region.buffer) == (written.rank, written.buffer)
+        and region.offset < written.end and written.offset < region.end
+        for *_, step in plan.steps_of(rank) for region, _ in accesses(step))
 
 
 def unread(plan: Plan, step: Copy) -> bool:
