@@ -106,6 +106,9 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
     "few rows of odd columns": (
         gemm_rs((13, 302, 816), 2, out="Partial", order="col", on=_ON),
         replace(FEW, split_k=1, block_n=128, num_stages=3)),
+    "few rows of floats": (  # and of so short a contraction that a warpgroup may be a whole tile ahead of the other
+        gemm_rs((13, 4112, 272), 2, out="Partial", order="col", out_dtype="float32", on=_ON),
+        replace(FEW, split_k=1, block_n=128, num_stages=4)),
     "then bias and silu": (ag_gemm((144, 302, 72), 2, on=_ON, then=("bias", "silu")),
                            replace(FUSED, overlap="chunked", num_comm_blocks=2)),
     "accumulated": (gemm_rs((304, 304, 816), 2, out="Partial", out_dtype="float32", on=_ON, then=("accumulate",)), LOCAL),

@@ -159,7 +159,7 @@ def _statements(text: str, names: str) -> Iterator[tuple[str, int, int]]:
 # Schedules that execute a function, by header; "": its other functions.
 _TILES = ("gemm", "row", "fp32 large", "odd columns", "product", "scatter large")
 _STAGED = ("parts", "parts pulled", "product", "fp32 large")
-_FEW = ("few rows", "few rows of odd columns")
+_FEW = ("few rows", "few rows of odd columns", "few rows of floats")
 _BYTES = ("product of bytes", "few rows of bytes")
 _SCALED = ("scaled rows and columns", "scaled blocks", "few rows scaled", "few rows in blocks", "gathered rows scaled",
            "scaled")
@@ -191,9 +191,9 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "": _TILES},
     "gemm_split.cuh": {"": ("shared contraction",)},
     "gemm_store.cuh": {
-        "store_four": _FEW,
+        "store_four": _FEW, "store_finished": (*_FEW, "then swiglu, few rows"),
         "store_pair": ("odd columns", "odd columns of floats", *_FEW), "store_registers": ("odd columns",),
-        "copy_chunk": ("scatter", "scatter large"), "store_chunk": (*_STAGED, "scatter"),
+        "copy_chunk": ("scatter", "scatter large"), "store_chunk": (*_STAGED, "scatter", "then swiglu"),
         "store_rows": (*_STAGED, "odd columns"), "": _STAGED},
     "multimem.cuh": {"": _SWITCH},
     "scales.cuh": {"": _SCALED},
