@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from equivalents import plan_reason
-from families import BYTES, FEW, FUSED, GANG, LOCAL, ONE_SHOT, PLAIN, RING, SCATTER, SPLIT, TWO_SHOT, plans
+from families import BYTES, FEW, FUSED, GANG, LOCAL, ONE_SHOT, PLAIN, RING, SCATTER, SPLIT, STREAM, TWO_SHOT, plans
 from plan_mutants import Mutant, mutants
 from product_support import between_two, there_and_back
 from support import (
@@ -90,6 +90,10 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
         gemm_rs((304, 304, 816), 2, out="Partial", order="col", on=_ON), replace(LOCAL, block_m=64, cluster_m=2)),
     "shared contraction": (
         gemm_rs((304, 304, 816), 2, out="Partial", out_dtype="float32", on=_ON), replace(SPLIT, split_k=3)),
+    "streamed": (gemm_rs((304, 304, 816), 2, out="Partial", on=_ON), STREAM),
+    "streamed in clusters": (
+        gemm_rs((304, 304, 816), 2, out="Partial", on=_ON), replace(STREAM, block_m=128, cluster_m=2)),
+    "one tile streamed": (gemm_rs((60, 120, 640), 2, out="Partial", on=_ON), STREAM),
     "few rows": (gemm_rs((13, 304, 816), 2, out="Partial", order="col", on=_ON), FEW),
     "few rows of odd columns": (
         gemm_rs((13, 302, 816), 2, out="Partial", order="col", on=_ON),

@@ -17,8 +17,8 @@ from tilescale.codegen.host.build import INCLUDE
 # Lines of these functions run in the scale model alone, in time that the emulator does not model.
 PACED = ("walk_links", "reserve_links", "pace_step", "links_of", "next_store", "drain", "charge_rows")
 HEADERS = ("carry.cuh", "comm.cuh", "contract.cuh", "copy.cuh", "epilogue.cuh", "gemm.cuh", "gemm_split.cuh",
-           "gemm_store.cuh", "kernels.cuh", "moe.cuh", "multimem.cuh", "norm.cuh", "scales.cuh", "share.cuh", "small_m.cuh",
-           "sum.cuh")
+           "gemm_store.cuh", "gemm_stream.cuh", "kernels.cuh", "moe.cuh", "multimem.cuh", "norm.cuh", "scales.cuh",
+           "share.cuh", "small_m.cuh", "sum.cuh")
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ LOST: dict[str, str] = {
     "lost fence": "fence_system|fence_alias|fence_async_global|fence_async_smem|mb_fence_init|wg_fence|grid_wait",
     "lost block barrier": "sync|named_barrier|warp_sync",
     "lost meeting of a cluster": "cluster_sync",
-    "lost signal": "signal_add|signal_step",
-    "lost wait": "wait_step|barrier_wait|bulk_wait|bulk_wait_read|wg_wait|pause_until",
+    "lost signal": "signal_add|signal_step|tell_left",
+    "lost wait": "wait_step|wait_left|barrier_wait|bulk_wait|bulk_wait_read|wg_wait|pause_until",
     "lost commit": "bulk_commit|wg_commit",
     "lost arrival": "mb_arrive|mb_expect|cluster_mb_arrive|release",
     "lost copy": (
@@ -50,8 +50,9 @@ LOST: dict[str, str] = {
         "wgmma|wgmma_turned|multiply_stage|multiply_tile|multiply_tile_promoted|small_multiply|small_stage|multiply_segment|"
         "contract_tile"),
     "lost store": ("store|store_pair|store_four|store_chunk|store_chunks|store_registers|tma_store_3d|send_part|small_put|"
-                   "cluster_store|store_private|multimem_store|multi_store|write_sum"),
-    "lost sum": "sum_units|sum_step|add_parts|carry_units|carry_step|promote|promote_scaled|small_promote|multi_sum",
+                   "leave_part|cluster_store|store_private|multimem_store|multi_store|write_sum"),
+    "lost sum": ("sum_units|sum_step|add_parts|carry_units|carry_step|promote|promote_scaled|small_promote|multi_sum|"
+                "join_parts|add_left_part"),
     "lost scale": "scale_rows|scale_four|load_scales",
     "lost task": (
         "route_step|total_step|send_step|place_step|tally_step|return_step|weigh_step|ragged_step|add_warps|begin_rows|"
@@ -62,7 +63,7 @@ LOST: dict[str, str] = {
     "lost move of the ring": r"ring\.next",
 }
 REPEATED: dict[str, str] = {
-    "repeated signal": "signal_add|signal_step",
+    "repeated signal": "signal_add|signal_step|tell_left",
     "repeated arrival": "mb_arrive|mb_expect|cluster_mb_arrive|release",
     "repeated product": "multiply_stage|small_multiply|multiply_segment",
     "repeated copy": "bulk_load|load_next|load_stage|load_b|load_segment",
@@ -73,6 +74,8 @@ _PROMOTED = "multiply_stage<C>(part, smem + ring.stage * GemmLayout<C>::stage_by
 # Lost statements that change nothing, with the reason; those of edits.toml say so there.
 HARMLESS: dict[tuple[str, str], str] = {
     ("lost wait", "wait_step: pause_until(counter, target)"): "it polls without a pause; the acquire is the wait",
+    ("lost wait", "gemm_consumer: wait_left<C>(call, step, GemmLayout<C>::consumers * 128)"): (
+        "a block that adds nothing up needs none: that all wait only makes the plan say what each does"),
     ("lost meeting of a cluster", "gemm_role: cluster_sync()"): "threads that have ended are not waited for",
     ("lost block barrier", "sum_over_cluster: warp_sync()"): "all lanes of a warp take the branch before it",
     ("lost block barrier", "copy_role: warp_sync()"): "lanes that do nothing but wait for it; a warp begins together",
@@ -166,6 +169,7 @@ _SCALED = ("scaled rows and columns", "scaled blocks", "few rows scaled", "few r
 _SUMS = ("sum", "sum of floats", "sum of odd sizes", "sum of three", "sum handed out", "scatter")
 _SWITCH = ("switch stores", "switch sums", "switch sums floats")
 _DISPATCHES, _COMBINES = ("dispatch", "dispatch pulled"), ("combine", "combine pulled")
+_STREAMED = ("streamed", "streamed in clusters", "one tile streamed")
 _CLUSTERS = ("product in clusters", "product in clusters, col")
 RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "contract.cuh": {"load_segment": ("segments", "segments, col", "segments, turned", "panels"),
@@ -179,13 +183,14 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "norm.cuh": {"": ("normalised", "normalised, handed out")},
     "gemm.cuh": {
         "gemm_producer": ("fused pull", "gemm", "parts", "product"), "load_b": (*_CLUSTERS, "row", "gemm"),
-        "load_stage": ("gemm", *_CLUSTERS), "release": (*_CLUSTERS, "gemm"), "for_tiles": (*_CLUSTERS, *_TILES),
+        "load_stage": ("gemm", *_CLUSTERS), "release": (*_CLUSTERS, "gemm"), "for_tiles": (*_STREAMED, *_CLUSTERS, *_TILES),
         "k_range": ("shared contraction",),
         "gemm_consumer": ("parts", "parts pulled", "scatter", "scatter large", "shared contraction", "product of bytes",
-                          "scaled rows and columns", "scaled product"),
+                          "scaled rows and columns", "scaled product", *_STREAMED),
         "gemm_role": ("gemm", *_CLUSTERS, "shared contraction"), "multiply_tile_promoted": _BYTES, "promote": _BYTES,
         "load_scales": ("scaled blocks",), "promote_scaled": ("scaled blocks",),
-        "": _TILES},
+        "begun": _STREAMED, "": _TILES},
+    "gemm_stream.cuh": {"": _STREAMED},
     "gemm_split.cuh": {"": ("shared contraction",)},
     "gemm_store.cuh": {
         "store_four": _FEW,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 
 from tilescale.codegen.maps import map_bytes, out_shard_bytes, stored_buffer, tensor_maps
@@ -44,7 +45,7 @@ from tilescale.codegen.table import (
     BlockRow,
     StepRow,
 )
-from tilescale.codegen.text import PRODUCTS, kernel_text, link_fs_per_byte, solo
+from tilescale.codegen.text import PRODUCTS, kernel_text, link_fs_per_byte, solo, streams
 from tilescale.errors import PlanError
 from tilescale.schedules import tile
 from tilescale.schedules.contracting import BOTH, contraction_size
@@ -57,6 +58,7 @@ from tilescale.schedules.plan import (
     Launch,
     MultimemReduce,
     MultimemStore,
+    Pieces,
     Plan,
     Ragged,
     Region,
@@ -163,11 +165,13 @@ class _Emitter:
             threads=launch.threads, shared_bytes=launch.shared_bytes, cluster=launch.cluster, early=solo(self.spec, launch),
             steps=b"".join(r.pack() for r in rows).hex(),
             block_rows=b"".join(b.pack() for b in blocks).hex(),
-            participants=participants if last and not solo(self.spec, launch) else 0)
+            participants=participants if last and (streams(launch) or not solo(self.spec, launch)) else 0)
 
     def _rows(self, rank: int, role: Role, number: int) -> list[StepRow]:
         rows, tiles, height = [], 0, self.schedule.block_m * self.schedule.cluster_m
         for i, step in enumerate(role.steps):
+            if isinstance(step, Pieces):  # the row of the group
+                return [replace(self._row(rank, role.steps[-1], number, 0), first_tile=self._slot(step.parts[0], rank))]
             if isinstance(step, Ragged):
                 geo = ragged_geometry(self.spec, self.schedule.direction, role.blocks)
                 rows += ragged_rows(step, number + i, rank, geo, lambda region: self._slot(region, rank))

@@ -20,7 +20,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilescale.schedules.footprint import counter_totals
-from tilescale.schedules.plan import Clear, Contract, Copy, Gemm, Launch, Plan, Ragged, Reduce, Signal, Sum, Wait
+from tilescale.schedules.plan import (
+    Clear,
+    Contract,
+    Copy,
+    Gemm,
+    Launch,
+    Pieces,
+    Plan,
+    Ragged,
+    Reduce,
+    Signal,
+    Sum,
+    Wait,
+)
 from tilescale.schedules.story import Place
 
 CALLS = 3
@@ -36,7 +49,7 @@ class Work:
 
     position: int
     number: int
-    step: Copy | Reduce | Clear | Gemm | Sum | Contract | Ragged
+    step: Copy | Reduce | Clear | Gemm | Sum | Contract | Ragged | Pieces
     launch: str
     role: str
     blocks: int

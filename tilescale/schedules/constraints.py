@@ -16,6 +16,7 @@ from tilescale.schedules.geometry import gathers_everywhere
 from tilescale.schedules.knob import BY_NAME
 from tilescale.schedules.ragged import RaggedGeometry, ragged, ragged_geometry
 from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.streaming import stream
 from tilescale.schedules.sums import WINDOW_BYTES, geometry_of, norm_bytes, summed, sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import contraction_inner, contracts, gathered_operand, in_blocks, in_whole_shards
@@ -27,6 +28,8 @@ MAX_ACCUMULATORS = 192
 MULTIPLIED = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 WHOLE_SUMS = ("direct", "scatter", "one_shot", "two_shot")  # algorithms that add up all parts in one step
 GROUP_ROWS = (1024, 2048)
+STREAM_REGISTERS = 16  # of a thread that multiplies, which follow what tiles are shared
+STREAM_FULL, STREAM_STEPS, STREAM_BLOCKS = 0.95, 4, 8  # share of a wave; blocks of a contraction; blocks of a tile
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,8 @@ def _needed_bytes(spec: Spec, s: Schedule) -> int:
     if exchanges(spec):
         buffers = exchange_geometry(spec, s.direction, s.chunk_rows).buffers()
         return sum(buffer.size * buffer.versions for buffer in buffers)
+    if spec.local and s.stream_k:
+        return _gathered_bytes(spec) + stream(spec, s).size
     return _gathered_bytes(spec)
 
 
@@ -267,6 +272,18 @@ def _split_fills(spec: Spec, s: Schedule) -> bool:
         and (tile.landing_bytes(spec, s) <= s.num_stages * tile.stage_bytes(spec, s)))
 
 
+def _stream_evens(spec: Spec, s: Schedule) -> bool:
+    """Whether sharing tiles evens out a last wave that is not full, at parts worth what they cost."""
+    if s.stream_k == 0:
+        return True
+    found = stream(spec, s)
+    rest = (found.whole + found.shared) % found.units
+    waves = -(-(found.whole + found.shared) // found.units)
+    return (
+        0 < rest <= STREAM_FULL * found.units and waves >= s.stream_k
+        and found.units <= STREAM_BLOCKS * found.shared and found.shared * found.steps >= STREAM_STEPS * found.units)
+
+
 def _multicast_moves(spec: Spec, s: Schedule) -> bool:
     """A switch hands on what everyone receives, and adds up what all ranks have."""
     return not _multicast(s) or (
@@ -396,13 +413,16 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("rows_suit_tile", "a tile has at least 64 rows; few rows have the tile that just holds them",
                _rows_suit_tile),
     Constraint("accumulators_fit", "the sums of a tile fit the registers of the threads that multiply",
-               lambda spec, s: not _generated(spec, s) or tile.sum_registers(spec, s) <= MAX_ACCUMULATORS),
+               lambda spec, s: not _generated(spec, s) or (
+                   tile.sum_registers(spec, s) <= MAX_ACCUMULATORS - (STREAM_REGISTERS if s.stream_k else 0))),
     Constraint("halves_stored_whole", "a tile whose columns become half as many stores them in pieces of 32 bytes",
                lambda spec, s: not _generated(spec, s) or tile.stored_columns(spec, s) % 16 == 0),
     Constraint("cluster_has_rows", "blocks of a cluster have a row of tiles each",
                lambda spec, s: s.cluster_m == 1 or (not tile.small_m(spec)
                                                     and s.block_m * (s.cluster_m - 1) < _local_rows(spec)[0])),
     Constraint("split_fills", "blocks that share a contraction have a part each, and all tiles run at once", _split_fills),
+    Constraint("stream_evens", "blocks share tiles along the contraction where the last wave is not nearly full, each at "
+               f"least {STREAM_STEPS} blocks of it, and a tile in at most {STREAM_BLOCKS} parts", _stream_evens),
     Constraint("columns_needed", "a tile is no wider than its number of columns of tiles needs", _columns_needed),
     Constraint("raster_matters", "a group of rows of tiles spans about as many rows as a wave is wide", _raster_matters),
     Constraint("shared_memory", "the stages fit the shared memory of a block",

@@ -126,6 +126,11 @@ def _splits(spec: Spec, chosen: Partial) -> bool:
     return spec.local and _generated(spec, chosen) and chosen["cluster_m"] == 1
 
 
+def _streamed(spec: Spec, chosen: Partial) -> bool:
+    """Whether tiles may be shared along the contraction without a cluster: many rows, multiplied where they are."""
+    return _clusters(spec, chosen) and chosen["split_k"] == 1
+
+
 def _tiles(moving: tuple[Value, ...], local: tuple[Value, ...], small: tuple[Value, ...]
            ) -> Callable[[Spec], tuple[Value, ...]]:
     """By kind of product: of operations that move data, local ones, and local ones of few rows."""
@@ -171,6 +176,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("cluster_m", (1, 2), 1, _clusters),
     Knob("split_k", (1, 2, 3, 4, 6, 8), 1, _splits),
     Knob("copy_scope", ("block", "warpgroup", "warp"), "block", _scoped),
+    Knob("stream_k", (0, 1, 2), 0, _streamed),
 )
 BY_NAME = {knob.name: knob for knob in KNOBS}
 

@@ -12,6 +12,7 @@ from tilescale.schedules.geometry import gathers_everywhere
 from tilescale.schedules.knob import BY_NAME
 from tilescale.schedules.ragged import ragged, ragged_geometry
 from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.streaming import stream
 from tilescale.schedules.sums import sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import contracts, in_blocks, in_whole_shards
@@ -24,6 +25,7 @@ COMPUTES = ("generated", "library")
 ORDERS = ("peer_major", "chunk_major")
 SCOPES = ("block", "warpgroup", "warp")
 MAX_BLOCKS = 1 << 16
+MAX_WAVES = 2
 BLOCK_M = (8, 16, 32, 64, 128, 256)
 BLOCK_N = tuple(range(48, 257, 16))
 
@@ -44,13 +46,15 @@ def check(spec: object, schedule: object) -> None:
         raise ScheduleError("a schedule is a Schedule", type(schedule).__name__, "take one of tilescale.space(spec)")
     _check_names(schedule)
     for name, low in (("chunk_rows", 0), ("depth", 1), ("num_comm_blocks", 0), ("block_m", 0), ("block_n", 0),
-                      ("block_k", 0), ("num_stages", 0), ("raster_group", 0), ("cluster_m", 1), ("split_k", 1)):
+                      ("block_k", 0), ("num_stages", 0), ("raster_group", 0), ("cluster_m", 1), ("split_k", 1),
+                      ("stream_k", 0)):
         _check_number(schedule, name, low)
     _check_algorithm(known, schedule)
     if not known.local:
         _check_copying(schedule, _sends(known, schedule), not ragged(known) and not in_blocks(known))
     if known.operation.compute == "gemm":
         _check_product(schedule)
+        _check_stream(known, schedule)
         _check_rows(known, schedule)
     if contracts(known):
         _check_contraction(known, schedule)
@@ -218,6 +222,21 @@ def _check_product(s: Schedule) -> None:
     if s.cluster_m > 1 and s.split_k > 1:
         raise ScheduleError("a cluster shares loads or a contraction", f"cluster_m={s.cluster_m}, split_k={s.split_k}",
                             "set one of them to 1")
+
+
+def _check_stream(spec: Spec, s: Schedule) -> None:
+    """Tiles are shared along the contraction where each rank multiplies many rows that it holds."""
+    if s.stream_k == 0 or s.compute == "library":
+        return
+    if not spec.local or tile.small_m(spec):
+        raise ScheduleError("tiles are shared along the contraction where nothing is sent and rows are many", spec.label,
+                            "use stream_k=0")
+    if s.stream_k > MAX_WAVES or s.split_k > 1:
+        raise ScheduleError(f"at most {MAX_WAVES} waves of tiles are shared, by all blocks or by those of a cluster",
+                            f"stream_k={s.stream_k}, split_k={s.split_k}", "set stream_k=1 and split_k=1")
+    if not stream(spec, s).ranges:
+        raise ScheduleError("waves whose tiles are shared are not full", f"{spec.label}, stream_k={s.stream_k}",
+                            "use stream_k=0")
 
 
 def _check_rows(spec: Spec, s: Schedule) -> None:

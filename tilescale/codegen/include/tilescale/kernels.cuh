@@ -23,6 +23,7 @@
 #include "scales.cuh"
 #include "gemm_store.cuh"
 #include "gemm_split.cuh"
+#include "gemm_stream.cuh"
 #include "gemm.cuh"
 #include "contract.cuh"
 #include "small_m.cuh"
