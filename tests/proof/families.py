@@ -36,6 +36,7 @@ FEW = replace(LOCAL, block_m=16, block_n=64, block_k=128, split_k=2)
 
 MULTIMEM = replace(COPY, transport="multimem")
 SWITCHED = Topology.named("8xH200-NVSwitch", ranks=3)
+BEFORE = Topology.named("4xA100-NVLink", ranks=3)  # of sm_80
 
 
 def _spec(inputs: str = "ordinary", ranks: int = 3, on: Topology | None = None) -> Spec:
@@ -147,6 +148,8 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "ring of uneven sums": (_sum(FullRow, 100), replace(COPY, **RING, **PLAIN)),
     "ring of all sums": (_sum(), replace(COPY, **RING)),
     "ring of products": (_product(), replace(FUSED, **RING, **PLAIN)),
+    "products of warps, fused": (_spec(on=BEFORE), FUSED),
+    "products of warps, scattered": (_product(on=BEFORE), SCATTER),
     "product": (_local(), LOCAL),
     "product in clusters": (_local(), replace(LOCAL, block_m=128, cluster_m=2)),
     "product with a shared contraction": (_local(), SPLIT),

@@ -16,7 +16,7 @@ from tilescale.codegen.host.build import INCLUDE
 
 # Lines of these functions run in the scale model alone, in time that the emulator does not model.
 PACED = ("walk_links", "reserve_links", "pace_step", "links_of", "next_store", "drain", "charge_rows")
-HEADERS = ("carry.cuh", "comm.cuh", "contract.cuh", "copy.cuh", "epilogue.cuh", "gemm.cuh", "gemm_split.cuh",
+HEADERS = ("carry.cuh", "comm.cuh", "contract.cuh", "copy.cuh", "epilogue.cuh", "gemm.cuh", "gemm_mma.cuh", "gemm_split.cuh",
            "gemm_store.cuh", "gemm_stream.cuh", "kernels.cuh", "moe.cuh", "multimem.cuh", "norm.cuh", "scales.cuh",
            "share.cuh", "small_m.cuh", "sum.cuh")
 
@@ -40,17 +40,17 @@ LOST: dict[str, str] = {
     "lost block barrier": "sync|named_barrier|warp_sync",
     "lost meeting of a cluster": "cluster_sync",
     "lost signal": "signal_add|signal_step|tell_left",
-    "lost wait": "wait_step|wait_left|barrier_wait|bulk_wait|bulk_wait_read|wg_wait|pause_until",
-    "lost commit": "bulk_commit|wg_commit",
+    "lost wait": "wait_step|wait_left|copy_async_wait|barrier_wait|bulk_wait|bulk_wait_read|wg_wait|pause_until",
+    "lost commit": "bulk_commit|wg_commit|copy_async_commit",
     "lost arrival": "mb_arrive|mb_expect|cluster_mb_arrive|release",
     "lost copy": (
         "bulk_load|bulk_store|tma_load_3d|tma_load_2d|tma_load_2d_multicast|load_next|load_stage|load_b|load_segment|"
-        "load_tile"),
+        "load_tile|copy_rows|copy_stage|copy_ahead|copy_async|load_fragments|load_matrices|load_matrices_turned"),
     "lost product": (
         "wgmma|wgmma_turned|multiply_stage|multiply_tile|multiply_tile_promoted|small_multiply|small_stage|multiply_segment|"
-        "contract_tile"),
+        "contract_tile|mma_tile|warp_multiply|warp_segment"),
     "lost store": ("store|store_pair|store_four|store_chunk|store_chunks|store_registers|tma_store_3d|send_part|small_put|"
-                   "leave_part|cluster_store|store_private|multimem_store|multi_store|write_sum"),
+                   "leave_part|store_warp_tile|store_rows|cluster_store|store_private|multimem_store|multi_store|write_sum"),
     "lost sum": ("sum_units|sum_step|add_parts|carry_units|carry_step|promote|promote_scaled|small_promote|multi_sum|"
                 "join_parts|add_left_part"),
     "lost scale": "scale_rows|scale_four|load_scales",
@@ -65,7 +65,7 @@ LOST: dict[str, str] = {
 REPEATED: dict[str, str] = {
     "repeated signal": "signal_add|signal_step|tell_left",
     "repeated arrival": "mb_arrive|mb_expect|cluster_mb_arrive|release",
-    "repeated product": "multiply_stage|small_multiply|multiply_segment",
+    "repeated product": "multiply_stage|small_multiply|multiply_segment|mma_tile|warp_multiply",
     "repeated copy": "bulk_load|load_next|load_stage|load_b|load_segment",
     "repeated move of the ring": r"ring\.next",
 }
@@ -170,6 +170,7 @@ _SUMS = ("sum", "sum of floats", "sum of odd sizes", "sum of three", "sum handed
 _SWITCH = ("switch stores", "switch sums", "switch sums floats")
 _DISPATCHES, _COMBINES = ("dispatch", "dispatch pulled"), ("combine", "combine pulled")
 _STREAMED = ("streamed", "streamed in clusters", "one tile streamed")
+_WARPS = ("warps", "warps, row-major B", "warps, odd columns", "warps, then bias and swiglu")
 _CLUSTERS = ("product in clusters", "product in clusters, col")
 RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "contract.cuh": {"load_segment": ("segments", "segments, col", "segments, turned", "panels"),
@@ -191,6 +192,7 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "load_scales": ("scaled blocks",), "promote_scaled": ("scaled blocks",),
         "begun": _STREAMED, "": _TILES},
     "gemm_stream.cuh": {"": _STREAMED},
+    "gemm_mma.cuh": {"": _WARPS},
     "gemm_split.cuh": {"": ("shared contraction",)},
     "gemm_store.cuh": {
         "store_four": _FEW,

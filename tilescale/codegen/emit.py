@@ -99,11 +99,11 @@ class _Emitter:
         placed, counters_offset, total = _layout(plan)
         ranks = tuple(tuple(self._launches(rank)) for rank in range(plan.world))
         n, k = self._product()
-        generated = any(launch.family in PRODUCTS for launch in plan.ranks[0])
+        mapped = any(launch.family in PRODUCTS for launch in plan.ranks[0]) and not tile.mma_sync(self.spec)
         return Program(
             op=plan.op, world=plan.world, kernels=tuple(self.kernels), slots=self.slots, placed=placed,
             counters=plan.counters, counters_offset=counters_offset, workspace_bytes=total,
-            maps=tensor_maps(self.spec, self.schedule, plan, placed, n, k) if generated else (), n=n, k=k, ranks=ranks,
+            maps=tensor_maps(self.spec, self.schedule, plan, placed, n, k) if mapped else (), n=n, k=k, ranks=ranks,
             link_fs_per_byte=link_fs_per_byte(self.spec))
 
     # -- launches ------------------------------------------------------------------------------------------------------
@@ -219,6 +219,11 @@ class _Emitter:
             return self._segment(rank, step, number)
         if not isinstance(step, Gemm):
             raise PlanError("a kernel family carries out every step", type(step).__name__, "lower it to copies")
+        if tile.mma_sync(self.spec):  # by addresses
+            return StepRow(
+                KIND_GEMM, number, source=self._slot(step.a, rank), target=self._slot(step.out, rank), rows=step.m,
+                source_offset=step.a.offset, target_offset=step.out.offset, size=self._slot(step.b, rank), first_tile=tiles,
+                peer=step.out.rank)
         shard, offset = divmod(step.a.offset, map_bytes(self.plan))
         out_shard, out_offset = divmod(step.out.offset, out_shard_bytes(self.plan))
         return StepRow(

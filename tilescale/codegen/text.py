@@ -60,6 +60,8 @@ def solo(spec: Spec, launch: Launch) -> bool:
     """Whether a kernel has one step, of an operation without communication, or one group of steps, which its row in the
     table stands for. It looks nothing up, and it waits itself for the kernel before."""
     steps = tuple(launch.steps)
+    if tile.mma_sync(spec):  # kernels start early from sm_90 on
+        return False
     return spec.local and launch.family in PRODUCTS and (len(steps) == 1 or streams(launch))
 
 
@@ -160,6 +162,12 @@ def _multiplying(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer 
     constants: dict[str, int | bool] = {
         name: getattr(schedule, name)
         for name in ("block_m", "block_n", "block_k", "num_stages", "raster_group", "cluster_m", "split_k")}
+    if tile.mma_sync(spec):
+        warps_m, warps_n = tile.warp_grid(schedule)
+        return constants | {
+            "mma_sync": True, "warps_m": warps_m, "warps_n": warps_n, "b_row_major": spec.inputs[1].order == "row",
+            "store_staged": staging.staged, "store_tensor": False, "store_columns": staging.columns,
+            "store_buffers": staging.buffers}
     if in_blocks(spec):
         constants |= {"contracts": True, "sent": BOTH, "a_turned": False}
     if contracts(spec):

@@ -18,6 +18,7 @@ MULTIPLY_US = 5.48e-4       # of a cycle of multiplying
 SMEM_US = 1.26e-4           # of a cycle of shared memory traffic
 MACS_A_CYCLE = 2048         # of one SM, dense 16-bit; twice as many of one-byte operands
 SMEM_BYTES_A_CYCLE = 128
+WARP_CLOCK_MHZ, WARP_MACS_A_CYCLE, WARP_EFFICIENCY = 1410.0, 1024, 0.85  # before sm_90
 START_US, WAVE_US = 3.0, 1.0
 CLUSTER_US, SPLIT_US = 0.4, 1.2
 LEFT_GBPS = 60.0            # of one SM, sums that it leaves in memory or adds up from there: until measured, that of copies
@@ -71,9 +72,20 @@ def _stream_us(spec: Spec, s: Schedule) -> float:
     return (found.whole // found.units * found.steps + stretch) * step + waves * WAVE_US + left * (1 + parts)
 
 
+def _warps_step_us(s: Schedule, row: int) -> float:
+    """One step where warps multiply by mma.sync: what the tensor cores take, or shared memory, which every warp reads its
+    part of both operands from. Not fitted: public rates of an A100, at its highest clock."""
+    along, across = tile.warp_grid(s)
+    multiply = s.block_m * s.block_n * row / 2 / WARP_MACS_A_CYCLE
+    smem = (s.block_m * (across + 1) + s.block_n * (along + 1)) * row / SMEM_BYTES_A_CYCLE
+    return max(multiply / WARP_EFFICIENCY, smem) / WARP_CLOCK_MHZ
+
+
 def _step_us(spec: Spec, s: Schedule, busy: int) -> float:
     """One step of the contraction of a tile, while `busy` SMs work."""
     row = s.block_k * spec.inputs[0].itemsize
+    if tile.mma_sync(spec):
+        return _warps_step_us(s, row)
     multiply = s.block_m * s.block_n * row / 2 / MACS_A_CYCLE
     read = max(1, s.block_m // tile.ROWS) * (tile.ROWS + s.block_n) * row
     smem = (read + (s.block_m + s.block_n) * row) / SMEM_BYTES_A_CYCLE

@@ -28,6 +28,7 @@ MAX_ACCUMULATORS = 192
 MULTIPLIED = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 WHOLE_SUMS = ("direct", "scatter", "one_shot", "two_shot")  # algorithms that add up all parts in one step
 GROUP_ROWS = (1024, 2048)
+WARP_SUMS = 128
 STREAM_REGISTERS = 16  # of a thread that multiplies, which follow what tiles are shared
 STREAM_FULL, STREAM_STEPS, STREAM_BLOCKS = 0.95, 4, 8  # share of a wave; blocks of a contraction; blocks of a tile
 
@@ -235,7 +236,7 @@ def _columns_needed(spec: Spec, s: Schedule) -> bool:
     if not spec.local or not _generated(spec, s) or tile.small_m(spec):
         return True
     columns = spec.inputs[1].local_shape(0, spec.world)[1]
-    narrower = [int(v) for v in BY_NAME["block_n"].domain if int(v) < s.block_n]
+    narrower = [int(v) for v in BY_NAME["block_n"].allowed(spec) if int(v) < s.block_n]
     return not narrower or -(-columns // narrower[-1]) > -(-columns // s.block_n)
 
 
@@ -270,6 +271,11 @@ def _split_fills(spec: Spec, s: Schedule) -> bool:
         s.cluster_m == 1 and steps >= s.split_k
         and tile.tiles(spec, s) * s.split_k <= tile.clustered(spec.topology.sm_share, s.split_k)
         and (tile.landing_bytes(spec, s) <= s.num_stages * tile.stage_bytes(spec, s)))
+
+
+def _warps(spec: Spec, s: Schedule) -> bool:
+    """Whether warps multiply by mma.sync."""
+    return _generated(spec, s) and tile.mma_sync(spec)
 
 
 def _stream_evens(spec: Spec, s: Schedule) -> bool:
@@ -391,8 +397,16 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                or len(set(_local_rows(spec))) == 1),
     Constraint("rows_to_multiply", "products of no rows are left to the library, which is not called for them",
                lambda spec, s: not _generated(spec, s) or spec.mnk[0] > 0),
-    Constraint("wgmma_arch", "generated products use wgmma, which sm_90a has",
-               lambda spec, s: not _generated(spec, s) or spec.topology.gpu.arch == "sm_90a"),
+    Constraint("product_arch", "generated products use wgmma, which sm_90a has, or mma.sync behind cp.async, before sm_90",
+               lambda spec, s: not _generated(spec, s) or spec.topology.gpu.arch == "sm_90a" or tile.mma_sync(spec)),
+    Constraint("warp_operands", "products of warps (before sm_90) take bfloat16 or float16",
+               lambda spec, s: not _warps(spec, s) or not tile.promotes(spec)),
+    Constraint("warp_contraction", "contractions that are gathered, and blocks of matrices, are multiplied by wgmma",
+               lambda spec, s: not _warps(spec, s) or not (contracts(spec) or in_blocks(spec))),
+    Constraint("warp_registers", f"the sums of a warp's part of a tile take at most {WARP_SUMS} registers of a thread",
+               lambda spec, s: not _warps(spec, s) or tile.accumulators(spec, s) <= WARP_SUMS),
+    Constraint("warp_halves", "warps store the half of their columns in pieces of 32 bytes",
+               lambda spec, s: not _warps(spec, s) or tile.stored_columns(spec, s) // tile.warp_grid(s)[1] % 16 == 0),
     Constraint("wgmma_dtype", "generated products take operands of one type: bfloat16, float16, float8_e4m3fn, float8_e5m2",
                lambda spec, s: not _generated(spec, s) or (
                    spec.inputs[0].dtype in MULTIPLIED and spec.inputs[0].dtype == spec.inputs[1].dtype)),

@@ -9,7 +9,7 @@ from tilescale.schedules import tile
 from tilescale.schedules.algorithms import ALGORITHMS
 from tilescale.schedules.exchanges import exchange_of, exchanges
 from tilescale.schedules.geometry import gathers_everywhere
-from tilescale.schedules.knob import BY_NAME
+from tilescale.schedules.knob import BY_NAME, WARP_COLUMNS
 from tilescale.schedules.ragged import ragged, ragged_geometry
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.streaming import stream
@@ -54,6 +54,7 @@ def check(spec: object, schedule: object) -> None:
         _check_copying(schedule, _sends(known, schedule), not ragged(known) and not in_blocks(known))
     if known.operation.compute == "gemm":
         _check_product(schedule)
+        _check_warps(known, schedule)
         _check_stream(known, schedule)
         _check_rows(known, schedule)
     if contracts(known):
@@ -222,6 +223,24 @@ def _check_product(s: Schedule) -> None:
     if s.cluster_m > 1 and s.split_k > 1:
         raise ScheduleError("a cluster shares loads or a contraction", f"cluster_m={s.cluster_m}, split_k={s.split_k}",
                             "set one of them to 1")
+
+
+def _check_warps(spec: Spec, s: Schedule) -> None:
+    """What warps multiply by mma.sync: rows of one GPU's shards, tiles that four or eight warps share evenly."""
+    if s.compute == "library" or not tile.mma_sync(spec):
+        return
+    arch = spec.topology.gpu.arch
+    if contracts(spec) or in_blocks(spec):
+        raise ScheduleError("contractions that are gathered are multiplied by wgmma", f"{spec.label} on {arch}",
+                            "use compute='library' where it is allowed, or a GPU of sm_90a")
+    if s.block_m < tile.ROWS or s.block_n not in WARP_COLUMNS or s.block_k != tile.ROWS:
+        raise ScheduleError("warps share tiles of 64, 128 or 256 rows, "
+                            f"{', '.join(map(str, WARP_COLUMNS))} columns, and 64 of the contraction",
+                            f"{s.block_m}x{s.block_n}x{s.block_k}", "use one of these")
+    if s.cluster_m > 1 or s.split_k > 1 or s.stream_k:
+        raise ScheduleError("blocks share loads or a contraction where they multiply by wgmma",
+                            f"cluster_m={s.cluster_m}, split_k={s.split_k}, stream_k={s.stream_k} on {arch}",
+                            "leave them at 1, 1 and 0")
 
 
 def _check_stream(spec: Spec, s: Schedule) -> None:

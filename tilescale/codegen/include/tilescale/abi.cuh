@@ -45,6 +45,7 @@ struct Step {
   u32 first_tile;  // gemm: number of tiles in the segments before this one; where tiles are shared along the contraction
                    // (gemm_stream.cuh), pointer slot of the sums that blocks leave for each other
   u32 peer;        // gemm: rank that holds the output; sum: SumForm
+  // A gemm of warps (gemm_mma.cuh): source and size are the pointer slots of A and B, source_offset bytes into A.
   // A gemm that is a segment of a contraction (contract.cuh): counter is its shard in the map of what is sent, size that in the
   // map of the local operand, source_offset its first index in the shard, per_call how many there are, rows those of the
   // output, peer 1 in the first segment of a product, 2 in the last, 3 in an only one.

@@ -210,6 +210,8 @@ template <class C> TS_DEV void contract_role(const Call& call, const Maps& maps,
 template <class C> TS_DEV void product_role(const Call& call, const Maps& maps, const Block& me, u8* smem) {
   if constexpr (Contracts<C>::value) {
     contract_role<C>(call, maps, me, smem);
+  } else if constexpr (WarpProducts<C>::value) {
+    mma_role<C>(call, me, smem);
   } else {
     gemm_role<C>(call, maps, me, smem);
   }

@@ -25,6 +25,7 @@
 #include "gemm_split.cuh"
 #include "gemm_stream.cuh"
 #include "gemm.cuh"
+#include "gemm_mma.cuh"
 #include "contract.cuh"
 #include "small_m.cuh"
 #include "moe.cuh"
