@@ -1,5 +1,5 @@
-"""Products before sm_90, by mma.sync behind cp.async: every body compiles for sm_80 without spills, is emulated right on one
-rank and several, breaks no static rule; spaces say what is not to be had there."""
+"""Products before sm_90, by mma.sync behind cp.async: every body compiles for sm_80 without spills, is emulated right on
+one rank and several, breaks no static rule; spaces say what is not to be had there."""
 
 from __future__ import annotations
 

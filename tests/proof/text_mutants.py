@@ -16,9 +16,9 @@ from tilescale.codegen.host.build import INCLUDE
 
 # Lines of these functions run in the scale model alone, in time that the emulator does not model.
 PACED = ("walk_links", "reserve_links", "pace_step", "links_of", "next_store", "drain", "charge_rows")
-HEADERS = ("carry.cuh", "comm.cuh", "contract.cuh", "copy.cuh", "epilogue.cuh", "gemm.cuh", "gemm_mma.cuh", "gemm_split.cuh",
-           "gemm_store.cuh", "gemm_stream.cuh", "kernels.cuh", "moe.cuh", "multimem.cuh", "norm.cuh", "scales.cuh",
-           "share.cuh", "small_m.cuh", "sum.cuh")
+HEADERS = ("carry.cuh", "comm.cuh", "contract.cuh", "copy.cuh", "epilogue.cuh", "gemm.cuh", "gemm_mma.cuh",
+           "gemm_split.cuh", "gemm_store.cuh", "gemm_stream.cuh", "kernels.cuh", "moe.cuh", "multimem.cuh",
+           "norm.cuh", "scales.cuh", "share.cuh", "small_m.cuh", "sum.cuh")
 
 
 @dataclass(frozen=True)
