@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilescale.codegen.rules import RULES, Rule
-from tilescale.codegen.rules._walk import Event, Facts
+from tilescale.codegen.rules._events import Event, Facts
 
 ALONE, TOGETHER, READ = "a thread's own copies have landed", "all copies have landed", "read since the block met"
 READS = {"load_matrices", "load_matrices_turned"}
