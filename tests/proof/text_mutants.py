@@ -184,10 +184,10 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "gemm_producer": ("fused pull", "gemm", "parts", "product"), "load_b": (*_CLUSTERS, "row", "gemm"),
         "load_stage": ("gemm", *_CLUSTERS),
         **dict.fromkeys(("release", "release_previous"), (*_CLUSTERS, "gemm")),
-        "for_tiles": (*_STREAMED, *_CLUSTERS, *_TILES),
+        "for_tiles": (*_CLUSTERS, *_TILES),
         "k_range": ("shared contraction",),
         "gemm_consumer": ("parts", "parts pulled", "scatter", "scatter large", "shared contraction", "product of bytes",
-                          "scaled rows and columns", "scaled product", *_STREAMED),
+                          "scaled rows and columns", "scaled product"),
         "gemm_role": ("gemm", *_CLUSTERS, "shared contraction"), "multiply_tile_promoted": _BYTES, "promote": _BYTES,
         "load_scales": ("scaled blocks",), "promote_scaled": ("scaled blocks",),
         "begun": _STREAMED, "": _TILES},
@@ -221,12 +221,15 @@ BY_PLACE = {  # of functions that other schedules run as well
 _OTHERS = ("fused pull", "gemm", "tma", "parts")
 
 
+_SHARING = ("leave_part", "tell_left", "wait_left", "join_parts", "(range.")  # what the lines of shared tiles hold
 _BY_TMA = ("tma", "mb_", "pipe", "fence_async", "tile + done")  # what the lines of copies by TMA hold
 
 
 def _runs(header: str, function: str, place: str) -> tuple[str, ...]:
     if header == "copy.cuh" and (function == "load_next" or any(word in place for word in _BY_TMA)):
         function = "copy_by_tma"
+    if header == "gemm.cuh" and any(word in place for word in _SHARING):
+        return _STREAMED
     for begin, runs in BY_PLACE.items():
         if place.startswith(begin):
             return runs
