@@ -11,6 +11,7 @@ from tilescale.runtime.check import Array, from_bits, random_input, to_bits
 from tilescale.runtime.routing import Indices
 from tilescale.schedules.ragged import RaggedGeometry, ragged_geometry
 from tilescale.spec.declaration import Spec
+from tilescale.spec.ops._moe import multiplies
 from tilescale.spec.result import SMALLEST
 from tilescale.spec.routed import routed_deviation
 from tilescale.spec.tensor import Tensor
@@ -21,17 +22,21 @@ POISON = 0xFF
 @dataclass(frozen=True)
 class Routed:
     """`inputs[rank]`: bytes by buffer. `exact[rank]`: bytes that outputs must hold, by buffer, what nobody writes with
-    POISON. `value[rank]`, `allowed[rank]`: numbers of the output and how far they may be off, where it adds up."""
+    POISON. `value[rank]`, `allowed[rank]`: numbers of the output and how far they may be off, where it adds up; `partly`:
+    these are its first rows, and nobody writes the others."""
 
     inputs: list[dict[str, bytes]]
     exact: list[dict[str, bytes]]
     value: list[Array]
     allowed: list[Array]
+    partly: bool = False
 
 
 def routed(spec: Spec, indices: list[Indices], rng: np.random.Generator, exact: bool) -> Routed:
     """A call. `exact`: small integers."""
     geo = ragged_geometry(spec, "push", 1)
+    if multiplies(spec):
+        return _multiplied(spec, geo, indices, rng, exact)
     return (_combined if geo.combines else _dispatched)(spec, geo, indices, rng, exact)
 
 
@@ -84,6 +89,28 @@ def _dispatched(spec: Spec, geo: RaggedGeometry, indices: list[Indices], rng: np
     inputs = [{"a": tokens[rank].tobytes(), "indices": indices[rank].astype("<i4").tobytes()} for rank in range(geo.world)]
     found = [{"out": outs[rank].tobytes(), "counts": _table(geo, indices, rank)} for rank in range(geo.world)]
     return Routed(inputs, found, [], [])
+
+
+def _multiplied(spec: Spec, geo: RaggedGeometry, indices: list[Indices], rng: np.random.Generator, exact: bool) -> Routed:
+    """A dispatch, and the product of every row with the matrix of its expert."""
+    sent = _dispatched(spec, geo, indices, rng, exact)
+    shape, dtype = spec.inputs[1].local_shape(0, geo.world), spec.inputs[1].dtype
+    counts, off = counts_of(geo, indices), routed_deviation(spec, exact)
+    least = SMALLEST.get(spec.output.dtype, 0.0)
+    inputs, exactly, value, allowed = [], [], [], []
+    for rank, (given, found) in enumerate(zip(sent.inputs, sent.exact, strict=True)):
+        bits = to_bits(random_input(rng, (shape[0] * shape[1], shape[2]), exact), dtype).tobytes()
+        factors = from_bits(bits, dtype).reshape(shape)
+        rows = counts[:, rank * geo.local:(rank + 1) * geo.local].sum(axis=0)
+        size = int(rows.sum()) * geo.row_bytes
+        held = from_bits(found["out"][:size], spec.inputs[0].dtype).reshape(-1, shape[1])
+        parts = np.split(held, np.cumsum(rows)[:-1])
+        value.append(np.concatenate([part @ factor for part, factor in zip(parts, factors, strict=True)]))
+        magnitude = np.concatenate([np.abs(part) @ np.abs(factor) for part, factor in zip(parts, factors, strict=True)])
+        allowed.append(least + np.abs(value[-1]) * off.result + magnitude * off.magnitude)
+        inputs.append({**given, "b": bits})
+        exactly.append({"counts": found["counts"]})
+    return Routed(inputs, exactly, value, allowed, partly=True)
 
 
 def _combined(spec: Spec, geo: RaggedGeometry, indices: list[Indices], rng: np.random.Generator, exact: bool) -> Routed:

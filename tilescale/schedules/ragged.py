@@ -18,7 +18,7 @@ from tilescale.schedules.plan import Buffer, Copy, Goal, Launch, Plan, Ragged, R
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
 from tilescale.spec.ops._counts import count_attribute
-from tilescale.spec.ops._moe import rows_of, shares_of, tokens_of
+from tilescale.spec.ops._moe import combines, shares_of, tokens_of
 from tilescale.spec.routed import is_routed
 
 THREADS = 512
@@ -32,7 +32,8 @@ def ragged(spec: Spec) -> bool:
     return is_routed(spec)
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
+    """The next multiple of SEGMENT_UNIT."""
     return -(-size // SEGMENT_UNIT) * SEGMENT_UNIT
 
 
@@ -100,20 +101,20 @@ class RaggedGeometry:
     def head_bytes(self) -> int:
         """Of a segment, before its tokens or rows."""
         if self.combines:
-            return _aligned(self.local * WORD)
+            return aligned(self.local * WORD)
         words = (self.local + 4) // 4 * 4 + self.most * (self.top_k + 1)
-        return _aligned(words * WORD)
+        return aligned(words * WORD)
 
     @property
     def segment_bytes(self) -> int:
         rows = self.entries if self.combines else self.most
-        return _aligned(self.head_bytes + (rows * self.row_bytes if self.push else 0))
+        return aligned(self.head_bytes + (rows * self.row_bytes if self.push else 0))
 
     @property
     def shared_bytes(self) -> int:
         """Of a block: what MoeShared of moe.cuh holds."""
         words = 2 * THREADS + (THREADS // WARP + 3) * self.keys + 3 * self.experts + self.world + 1
-        return _aligned(words * WORD)
+        return aligned(words * WORD)
 
     # -- buffers -------------------------------------------------------------------------------------------------------
     @cached_property
@@ -223,10 +224,11 @@ class RaggedGeometry:
 
 @lru_cache(maxsize=256)
 def ragged_geometry(spec: Spec, direction: str, blocks: int) -> RaggedGeometry:
-    tokens, held = tokens_of(spec), rows_of(spec)
+    tokens, moved = tokens_of(spec), spec.inputs[0]
     return RaggedGeometry(
-        spec.op == "moe_combine", tuple(tokens.local_shape(rank, spec.world)[0] for rank in range(spec.world)),
-        count_attribute(spec, "top_k"), count_attribute(spec, "experts"), held.sizes[1] * held.itemsize, held.itemsize,
+        combines(spec), tuple(tokens.local_shape(rank, spec.world)[0] for rank in range(spec.world)),
+        count_attribute(spec, "top_k"), count_attribute(spec, "experts"), moved.sizes[1] * moved.itemsize,
+        moved.itemsize,
         direction == "push", spec.placement == "symmetric", blocks, shares_of(spec))
 
 
@@ -292,7 +294,7 @@ def ragged_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
     """The plan of a dispatch or a combine. Fused: one gang gives, and the other SMs take."""
     beside, senders = schedule.overlap == "fused", schedule.num_comm_blocks
     takers = share - senders if beside else senders
-    numbering = takers if spec.op == "moe_combine" else senders
+    numbering = takers if combines(spec) else senders
     geo = ragged_geometry(spec, schedule.direction, numbering)
     ranks = []
     for rank in range(spec.world):

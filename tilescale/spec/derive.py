@@ -49,6 +49,7 @@ TABLE = (
     Rule("shift", ("Shard",), "Shard", "shift"),
     Rule("moe_dispatch", ("FullRow",), "FullRow", "moe_dispatch"),
     Rule("moe_combine", ("FullRow",), "FullRow", "moe_combine"),
+    Rule("moe_dispatch_gemm", ("FullRow", "FullRow"), "FullRow", "moe_dispatch_gemm"),
 )
 
 
