@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         moe_combine,
         moe_dispatch,
         moe_dispatch_gemm,
+        moe_gemm_combine,
         redistribute,
         shift,
     )
@@ -43,8 +44,8 @@ _HOMES = {
     "tilescale.schedules.schedule": ("Schedule",),
     "tilescale.schedules.space": ("space",),
     "tilescale.schedules.verify": ("verify",),
-    "tilescale.spec.op": ("Spec", "linear", "matmul", "moe_combine", "moe_dispatch", "moe_dispatch_gemm", "redistribute",
-                          "shift"),
+    "tilescale.spec.op": ("Spec", "linear", "matmul", "moe_combine", "moe_dispatch", "moe_dispatch_gemm",
+                          "moe_gemm_combine", "redistribute", "shift"),
     "tilescale.spec.tensor": ("Dim", "Tensor"),
     "tilescale.spec.topology": ("Topology",),
     "tilescale.spec.views": ("Block", "FullCol", "FullRow", "Partial", "Replica", "Replicate", "Shard"),
@@ -56,7 +57,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Block", "Dim", "FullCol", "FullRow", "Partial", "Replica", "Replicate", "Schedule", "Shard", "Spec", "Tensor",
     "TilescaleError", "Topology", "emit", "emulate", "linear", "load", "lower", "matmul", "moe_combine", "moe_dispatch",
-    "moe_dispatch_gemm", "predict", "redistribute", "shift", "space", "tune", "verify",
+    "moe_dispatch_gemm", "moe_gemm_combine", "predict", "redistribute", "shift", "space", "tune", "verify",
 ]
 
 

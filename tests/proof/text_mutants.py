@@ -17,8 +17,8 @@ from tilescale.codegen.host.build import INCLUDE
 # Lines of these functions run in the scale model alone, in time that the emulator does not model.
 PACED = ("walk_links", "reserve_links", "pace_step", "links_of", "next_store", "drain", "charge_rows")
 HEADERS = ("carry.cuh", "comm.cuh", "contract.cuh", "copy.cuh", "epilogue.cuh", "gemm.cuh", "gemm_split.cuh",
-           "gemm_store.cuh", "kernels.cuh", "moe.cuh", "multimem.cuh", "norm.cuh", "scales.cuh", "share.cuh", "small_m.cuh",
-           "sum.cuh")
+           "gemm_store.cuh", "grouped.cuh", "kernels.cuh", "moe.cuh", "multimem.cuh", "norm.cuh", "scales.cuh", "share.cuh",
+           "small_m.cuh", "sum.cuh")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ LOST: dict[str, str] = {
     "lost arrival": "mb_arrive|mb_expect|cluster_mb_arrive|release",
     "lost copy": (
         "bulk_load|bulk_store|tma_load_3d|tma_load_2d|tma_load_2d_multicast|load_next|load_stage|load_b|load_segment|"
-        "load_tile"),
+        "load_tile|load_group_stage"),
     "lost product": (
         "wgmma|wgmma_turned|multiply_stage|multiply_tile|multiply_tile_promoted|small_multiply|small_stage|multiply_segment|"
         "contract_tile"),
@@ -55,7 +55,8 @@ LOST: dict[str, str] = {
     "lost scale": "scale_rows|scale_four|load_scales",
     "lost task": (
         "route_step|total_step|send_step|place_step|tally_step|return_step|weigh_step|ragged_step|add_warps|begin_rows|"
-        "find_rows|move_row|place_row|weigh_token|add_weighted|tell_failed"
+        "find_rows|move_row|place_row|weigh_token|add_weighted|tell_failed|arrange_step|send_group_step|place_group_step|"
+        "read_heads|group_step|tell_group"
     ),
     "lost setting up": "mb_init",
     "lost end of a call": "finish",
@@ -77,7 +78,7 @@ HARMLESS: dict[tuple[str, str], str] = {
     ("lost block barrier", "sum_over_cluster: warp_sync()"): "all lanes of a warp take the branch before it",
     ("lost block barrier", "copy_role: warp_sync()"): "lanes that do nothing but wait for it; a warp begins together",
     **{("lost block barrier", f"{name}: sync()"): "in the scale model alone: it makes the links' time part of a step"
-       for name in ("send_step", "place_step", "return_step", "weigh_step")},
+       for name in ("send_step", "place_step", "return_step", "weigh_step", "send_group_step")},
     ("lost block barrier", "moe_role: sync()"): (
         "at the end: all threads have met before, so they have read the epoch; behind waits: none fails in these runs"
     ),
@@ -165,7 +166,7 @@ _SCALED = ("scaled rows and columns", "scaled blocks", "few rows scaled", "few r
            "scaled")
 _SUMS = ("sum", "sum of floats", "sum of odd sizes", "sum of three", "sum handed out", "scatter")
 _SWITCH = ("switch stores", "switch sums", "switch sums floats")
-_DISPATCHES, _COMBINES = ("dispatch", "dispatch pulled"), ("combine", "combine pulled")
+_DISPATCHES, _COMBINES = ("dispatch", "dispatch pulled"), ("combine", "combine pulled", "products of experts back")
 _CLUSTERS = ("product in clusters", "product in clusters, col")
 RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "contract.cuh": {"load_segment": ("segments", "segments, col", "segments, turned", "panels"),
@@ -203,7 +204,11 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "moe.cuh": {
         **dict.fromkeys(("slot_of", "send_step", "place_step", "place_row"), _DISPATCHES),
         **dict.fromkeys(("tally_step", "return_step", "find_rows", "weigh_step", "weigh_token", "add_weighted"), _COMBINES),
+        **dict.fromkeys(("route_step", "begin_rows"), ("dispatch", "combine pulled", "experts beside")),
         "": ("dispatch", "combine pulled")},
+    "grouped.cuh": {
+        **dict.fromkeys(("tell_group", "for_group_tiles"), ("experts beside", "products of experts back")),
+        "": ("experts beside", "experts behind")},
     "carry.cuh": {"": ("carried", "carried odd")},
     "sum.cuh": {"": _SUMS},
 }

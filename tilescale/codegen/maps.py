@@ -11,6 +11,7 @@ from tilescale.schedules.plan import Buffer, Contract, Gemm, Plan
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.contraction import NAMES, contraction_inner, contracts, gathered_operand, in_blocks
 from tilescale.spec.op import Spec
+from tilescale.spec.ops._moe import combines
 from tilescale.spec.tensor import ITEMSIZE
 
 BOX_ROWS = 16  # of a product: what a warp stores
@@ -120,8 +121,9 @@ def _group_maps(spec: Spec, s: Schedule, plan: Plan, n: int, k: int) -> tuple[Te
     the last one of an expert are those of the next."""
     a, b = spec.inputs
     row, experts = plan.goal.row_bytes, b.local_shape(0, plan.world)[0]
-    size = plan.buffer("rows").size
-    rows = TensorMapSpec("rows", 0, (k, size // row, 1), (row, size), (_wide(a.dtype), s.block_m, 1), a.dtype)
+    name = "a" if combines(spec) else "rows"
+    size = plan.buffer(name).size
+    rows = TensorMapSpec(name, 0, (k, size // row, 1), (row, size), (_wide(a.dtype), s.block_m, 1), a.dtype)
     matrix = n * b.itemsize
     factors = TensorMapSpec("b", 0, (n, k, experts), (matrix, k * matrix), (_wide(b.dtype), s.block_k, 1), b.dtype)
     return (rows, rows, rows, factors, rows)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilescale.codegen.table import KIND_RAGGED, KIND_SOURCE, TASKS, StepRow
-from tilescale.schedules.grouped import GroupedGeometry
 from tilescale.schedules.plan import Grouped, Ragged, Region
 from tilescale.schedules.ragged import RaggedGeometry
 
@@ -18,7 +17,7 @@ Slot = Callable[[Region], int]
 
 def ragged_rows(step: Ragged, number: int, rank: int, geo: RaggedGeometry, slot: Slot) -> list[StepRow]:
     """The row of a step, the routing behind it, and what else its task wants behind."""
-    if isinstance(step, Grouped) and isinstance(geo, GroupedGeometry):
+    if isinstance(step, Grouped):
         return _group_rows(step, number, rank, geo, slot)
     routing = StepRow(KIND_SOURCE, NO_STEP, source=slot(geo.whole("indices", rank)), target=slot(geo.whole("routes", rank)),
                       size=geo.most)
@@ -62,7 +61,7 @@ def _weigh(step: Ragged, rank: int, geo: RaggedGeometry, slot: Slot) -> list[Ste
     return found
 
 
-def _group_rows(step: Grouped, number: int, rank: int, geo: GroupedGeometry, slot: Slot) -> list[StepRow]:
+def _group_rows(step: Grouped, number: int, rank: int, geo: RaggedGeometry, slot: Slot) -> list[StepRow]:
     """The rows of a step for a group of experts: what it names by parts is addressed by the ranges that these lie in."""
     reads, writes = step.within[:len(step.reads)], step.within[len(step.reads):]
     behind = [StepRow(KIND_SOURCE, NO_STEP, source=slot(geo.whole("indices", rank)), target=slot(geo.whole("routes", rank)),

@@ -87,7 +87,9 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
         out = ELEMENTS[tile.product_dtype(spec)]
         lines += [f"  using Element = {ELEMENTS[spec.inputs[0].dtype]};", f"  using Out = {out};"]
     elif launch.family in ROUTED:
-        lines += [f"  using {name} = {ELEMENTS.get(spec.output.dtype, 'ts::Fp32')};" for name in ("Part", "Out")]
+        parts = tile.product_dtype(spec) if grouped(spec) else spec.output.dtype
+        lines += [f"  using {name} = {ELEMENTS.get(dtype, 'ts::Fp32')};"
+                  for name, dtype in (("Part", parts), ("Out", spec.output.dtype))]
     elif launch.family == "sum":
         lines += [f"  using Part = {ELEMENTS[summed(spec).element]};", f"  using Out = {ELEMENTS[spec.output.dtype]};"]
     if launch.family in PRODUCTS and spec.attribute("scales"):
@@ -150,15 +152,15 @@ def _routing(spec: Spec, schedule: Schedule) -> dict[str, int | bool]:
     constants: dict[str, int | bool] = {
         "has_moe": True, "moe_combines": geo.combines, "moe_experts": geo.experts, "moe_top_k": geo.top_k,
         "moe_world": geo.world, "copy_unit": unit, "sum_unit": max(unit, geo.itemsize)}
-    return constants | (_groups(spec, schedule) if grouped(spec) else {})
+    return constants | (_groups(spec, schedule) if isinstance(geo, GroupedGeometry) else {})
 
 
 def _groups(spec: Spec, schedule: Schedule) -> dict[str, int | bool]:
     """Constants of products of experts."""
     geo = routed_geometry(spec, schedule, schedule.num_comm_blocks)
-    assert isinstance(geo, GroupedGeometry)
-    return {"moe_experts": geo.experts, "moe_top_k": geo.top_k, "moe_world": geo.world, "moe_groups": geo.groups,
-            "moe_pad": PAD}
+    groups, pad = (geo.groups, PAD) if isinstance(geo, GroupedGeometry) else (1, 1)
+    return {"has_groups": True, "moe_experts": geo.experts, "moe_top_k": geo.top_k, "moe_world": geo.world,
+            "moe_groups": groups, "moe_pad": pad}
 
 
 def _multiplying(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer | None) -> dict[str, int | bool]:

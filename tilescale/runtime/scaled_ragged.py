@@ -48,8 +48,9 @@ def _small_products(spec: Spec, schedule: Schedule, rows: int) -> tuple[Spec, Sc
     tokens, matrices = spec.inputs
     k, n = 2 * schedule.block_k + TAIL, schedule.block_n + TAIL
     room = spec.world * rows * count_attribute(spec, "top_k")
+    taken, made = (room, rows) if combines(spec) else (rows, room)
     small = dataclasses.replace(
-        spec, inputs=(dataclasses.replace(tokens, shape=(rows, k)),
+        spec, inputs=(dataclasses.replace(tokens, shape=(taken, k)),
                       dataclasses.replace(matrices, shape=(matrices.shape[0], k, n))),
-        output=dataclasses.replace(spec.output, shape=(room, n)))
+        output=dataclasses.replace(spec.output, shape=(made, n)))
     return small, replace(schedule, num_comm_blocks=min(max(BLOCKS, schedule.depth), schedule.num_comm_blocks))

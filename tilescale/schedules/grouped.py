@@ -18,11 +18,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 
+from tilescale.schedules.grouped_combine import products_geometry
 from tilescale.schedules.plan import Buffer, Goal, Grouped, Launch, Plan, Region, Role, Signal, Step, Wait
 from tilescale.schedules.ragged import THREADS, WARP, WORD, RaggedGeometry, aligned, ragged, ragged_geometry
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
-from tilescale.spec.ops._moe import multiplies
+from tilescale.spec.ops._moe import combines, multiplies
 
 PAD = 128  # rows; a multiple of every block_m
 
@@ -151,7 +152,7 @@ def grouped_geometry(spec: Spec, groups: int, blocks: int) -> GroupedGeometry:
 def routed_geometry(spec: Spec, schedule: Schedule, blocks: int) -> RaggedGeometry:
     """The geometry of any operation whose sizes the device alone knows."""
     if grouped(spec):
-        return grouped_geometry(spec, schedule.depth, blocks)
+        return products_geometry(spec, blocks) if combines(spec) else grouped_geometry(spec, schedule.depth, blocks)
     return ragged_geometry(spec, schedule.direction, blocks)
 
 
@@ -206,7 +207,7 @@ def grouped_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
     else the products are a launch of their own."""
     fused, senders = schedule.overlap == "fused", schedule.num_comm_blocks
     geo = grouped_geometry(spec, schedule.depth, senders)
-    ranks = []
+    ranks: list[tuple[Launch, ...]] = []
     for rank in range(spec.world):
         made = GroupedPlan(geo, rank, senders)
         comm = Role("comm" if fused else "all", "blocks", senders, made.dispatch(tell=fused))

@@ -9,7 +9,7 @@ from tilescale.schedules import tile
 from tilescale.schedules.algorithms import ALGORITHMS
 from tilescale.schedules.exchanges import exchange_of, exchanges
 from tilescale.schedules.geometry import gathers_everywhere
-from tilescale.schedules.grouped import grouped, grouped_geometry
+from tilescale.schedules.grouped import grouped
 from tilescale.schedules.knob import BY_NAME
 from tilescale.schedules.ragged import ragged, ragged_geometry
 from tilescale.schedules.schedule import Schedule
@@ -17,6 +17,7 @@ from tilescale.schedules.sums import sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import contracts, in_blocks, in_whole_shards
 from tilescale.spec.op import Spec
+from tilescale.spec.ops._moe import combines
 from tilescale.spec.scales import BLOCK
 
 DIRECTIONS = ("push", "pull")
@@ -166,10 +167,13 @@ def _check_ragged(spec: Spec, s: Schedule) -> None:
 
 def _check_grouped(spec: Spec, s: Schedule) -> None:
     if s.direction != "push" or s.compute != "generated":
-        raise ScheduleError("tokens that experts multiply are pushed, and multiplied by a generated kernel",
+        raise ScheduleError("what experts multiply is pushed, and multiplied by a generated kernel",
                             f"{spec.op}, direction={s.direction!r}, compute={s.compute!r}",
                             "use direction='push', compute='generated'")
-    local = grouped_geometry(spec, 1, 1).local
+    if combines(spec) and s.overlap != "none":
+        raise ScheduleError("products of experts are complete before they go back", f"{spec.op}, overlap={s.overlap!r}",
+                            "use overlap='none'")
+    local = ragged_geometry(spec, "push", 1).local
     if local % s.depth:
         raise ScheduleError("experts of a rank are cut into equal groups", f"depth={s.depth}, {local} experts a rank",
                             "make depth divide the experts of a rank")

@@ -15,6 +15,7 @@ from tilescale.schedules.exchanges import exchange_geometry, exchanges
 from tilescale.schedules.gather import RankPlan, Shape, lower_chunked, lower_fused, lower_none
 from tilescale.schedules.geometry import geometry
 from tilescale.schedules.grouped import grouped, grouped_structure
+from tilescale.schedules.grouped_combine import products_structure
 from tilescale.schedules.local import lower_local
 from tilescale.schedules.plan import Launch, Plan
 from tilescale.schedules.ragged import ragged, ragged_structure
@@ -25,6 +26,7 @@ from tilescale.schedules.sums import SUM_THREADS, WINDOW_BYTES, RingGeometry, ge
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import contracts, in_blocks
 from tilescale.spec.op import Spec
+from tilescale.spec.ops._moe import combines
 
 COPY_THREADS = SUM_THREADS
 COPY_OUT_BLOCKS = 8
@@ -133,7 +135,7 @@ def _structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
     if sums(spec):
         return _sum_structure(spec, schedule, share)
     if grouped(spec):
-        return grouped_structure(spec, schedule, share)
+        return (products_structure if combines(spec) else grouped_structure)(spec, schedule, share)
     if ragged(spec):
         return ragged_structure(spec, schedule, share)
     if exchanges(spec):

@@ -56,6 +56,11 @@ class RaggedGeometry:
     shares: tuple[float, ...]
 
     @property
+    def held(self) -> str:
+        """The buffer whose tokens or rows are sent."""
+        return "a"
+
+    @property
     def world(self) -> int:
         return len(self.tokens)
 
@@ -208,13 +213,14 @@ class RaggedGeometry:
         """Gives `peer` its rows, or tells it where they begin. Reads rows."""
         target = self.packed(peer, rank) if self.push else self.segment(peer, rank, rows=False)
         moved = self.expected_rows(peer, rank) if self.push else 0
-        return Ragged("return", (self.whole("a", rank),) if self.push else (), (target,), peer, moved * self.row_bytes)
+        rows = (self.whole(self.held, rank),) if self.push else ()
+        return Ragged("return", rows, (target,), peer, moved * self.row_bytes)
 
     def weigh(self, rank: int) -> Ragged:
         """Adds up the rows of each token. Reads weights, indices, numbers, the rows at every rank and, of those that are
         pulled, where they begin."""
         everyone = range(self.world)
-        rows = tuple(self.whole("a", rank) if holder == rank else
+        rows = tuple(self.whole(self.held, rank) if holder == rank else
                      self.packed(rank, holder) if self.push else self.readable(holder) for holder in everyone)
         heads = () if self.push else tuple(self.segment(rank, holder, rows=False) for holder in everyone if holder != rank)
         own = tuple(self.whole(name, rank) for name in ("weights", "indices", "routes"))

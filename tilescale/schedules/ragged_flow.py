@@ -22,7 +22,7 @@ BEFORE = {"route": (), "total": ("route",), "send": ("total",), "place": (), "ta
           "weigh": ("total", "tally"), "arrange": ("total",), "send_group": ("arrange",), "place_group": (), "multiply": ()}
 # What outputs must hold.
 RESULT = {"moe_dispatch": {"out": "place", "counts": "place"}, "moe_combine": {"out": "weigh"},
-          "moe_dispatch_gemm": {"out": "multiply", "counts": "place_group"}}
+          "moe_dispatch_gemm": {"out": "multiply", "counts": "place_group"}, "moe_gemm_combine": {"out": "weigh"}}
 
 
 FIRST_PLACED = "place_group of the first group"
@@ -44,6 +44,8 @@ class RaggedFlow(Following):
         super().__init__(model, run)
         self.memory: dict[tuple[int, str, int], Contents] = {}
         self.done: dict[tuple[int, str, str, int], set[str]] = {}
+        self.products = self.plan.op == "moe_gemm_combine"  # which are what goes back
+        self.held = "multiply" if self.products else "a"
         self.pulls = any(b.peer_visible for b in self.plan.buffers if b.name in ("a", "staging"))
 
     def _contents(self, rank: int, buffer: str, call: int) -> Contents:
@@ -134,14 +136,14 @@ class RaggedFlow(Following):
             return own("a", "indices", "arrange")
         if step.task == "place_group":
             return [*(Made("send_group", source, rank, call) for source in range(self.plan.world)), *own("a")]
-        if step.task == "multiply":  # rows and counts
-            return own("place_group", "b", "place_group")
+        if step.task == "multiply":  # rows, matrices and counts
+            return own("a", "b", "counts") if self.products else own("place_group", "b", "place_group")
         if step.task == "tally":
             return own("counts")
         if step.task == "return":
-            return [] if self.pulls else own("a")
+            return [] if self.pulls else own(self.held)
         given = [Made("return", peer, rank, call) for peer in peers]
-        return [*given, *(pulled if self.pulls else []), *own("weights", "indices", "route", "a")]
+        return [*given, *(pulled if self.pulls else []), *own("weights", "indices", "route", self.held)]
 
     def _refuse(self, rank: int, work: Work, call: int, message: str) -> Counterexample:
         place = Place(rank, work.launch, work.role, work.number, call, describe(work.step))

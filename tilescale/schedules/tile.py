@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import summed, sums
 from tilescale.spec.op import Spec
+from tilescale.spec.ops._experts import part_dtype
+from tilescale.spec.ops._moe import combines
 from tilescale.spec.routed import is_routed
 from tilescale.spec.tensor import ITEMSIZE
 
@@ -35,6 +37,8 @@ class Staging:
 
 def product_dtype(spec: Spec) -> str:
     """Element type that a product is stored in: the output's, or that of the parts of a sum."""
+    if is_routed(spec) and combines(spec):
+        return part_dtype(spec)
     return summed(spec).element if sums(spec) else spec.output.dtype
 
 

@@ -20,7 +20,8 @@ from tilescale.spec.scales import kind_of_scales
 from tilescale.spec.tensor import Dim, Tensor, as_dtype
 from tilescale.spec.views import BlockView, PartialView, ReplicateView, Shard, View, as_view
 
-__all__ = ["Spec", "linear", "matmul", "moe_combine", "moe_dispatch", "moe_dispatch_gemm", "redistribute", "shift"]
+__all__ = ["Spec", "linear", "matmul", "moe_combine", "moe_dispatch", "moe_dispatch_gemm", "moe_gemm_combine",
+           "redistribute", "shift"]
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 # The default output dtype of inputs that are too narrow to hold a product.
@@ -239,6 +240,35 @@ def moe_combine(
     output = Tensor((tokens, expert_rows.shape[1]), expert_rows.dtype, expert_rows.view)
     attributes: dict[str, Attribute] = {"experts": experts, "top_k": top_k, "routing": routing}
     return _declare("moe_combine", (expert_rows,), output, topology, inputs, deterministic, (), attributes)
+
+
+def moe_gemm_combine(
+    expert_rows: Tensor,
+    weights: Tensor,
+    tokens: int,
+    top_k: int,
+    topology: object,
+    *,
+    out_dtype: object = None,
+    partial_dtype: object = None,
+    routing: str = "uniform",
+    inputs: str = "ordinary",
+    deterministic: bool = False,
+) -> Spec:
+    """The product of every row with the matrix of its expert, and ``moe_combine`` of the products: ``expert_rows`` (world *
+    tokens * top_k, K; FullRow) are where a dispatch has put them, ``weights`` (experts, K, N; FullRow) the matrices.
+
+    Products accumulate in fp32, are weighted and summed in fp32 in the order of a token's experts, and rounded once, to
+    ``out_dtype`` (that of the rows by default). ``partial_dtype``: a type that products may be rounded to before they are
+    sent, which takes half of the bytes; None: they are sent in fp32. Callers pass what they pass to ``moe_combine``.
+    """
+    expert_rows, weights = _matrix("expert_rows", expert_rows), _matrices(weights)
+    dtype = expert_rows.dtype if out_dtype is None else as_dtype(out_dtype)
+    output = Tensor((tokens, weights.shape[2]), dtype, expert_rows.view)
+    attributes: dict[str, Attribute] = {"experts": weights.sizes[0], "top_k": top_k, "routing": routing}
+    if partial_dtype is not None:
+        attributes["partial_dtype"] = as_dtype(partial_dtype)
+    return _declare("moe_gemm_combine", (expert_rows, weights), output, topology, inputs, deterministic, (), attributes)
 
 
 def _declare(

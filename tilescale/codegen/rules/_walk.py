@@ -40,7 +40,8 @@ MULTICAST_KINDS = ("kMultiStore", "kMultiSum")  # of kernels with the constant `
 KIND, LEADER = "step.kind", "@leader"
 EXIT = "exit"
 _CONSTANT = re.compile(r"(?:C|Config) :: (\w+)")
-_OPTIONAL = {"Contracts < C > :: value": "contracts", "Moe < C > :: value": "has_moe"}  # which other texts do not have
+_OPTIONAL = {"Contracts < C > :: value": "contracts", "Moe < C > :: value": "has_moe",
+             "Grouped < C > :: value": "has_groups"}  # which other texts do not have
 _COMPARED = re.compile(r"(?:C|Config) :: (\w+) (>|==|!=) (\d+)u?")
 _ORDERS: dict[str, Callable[[int, int], bool]] = {">": operator.gt, "==": operator.eq, "!=": operator.ne}
 # One thread of a block, of those that multiply, or a wait: waits that follow each other are waited for side by side.

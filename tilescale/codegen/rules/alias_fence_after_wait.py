@@ -9,7 +9,8 @@ from tilescale.codegen.rules._parse import Block, Branch, Call, Function, Leave,
 from tilescale.codegen.rules.bounded_wait import _statements
 
 WAIT, FENCE = "wait_step", "fence_alias"
-PLAIN_ROLES = {"moe_role", "contract_producer", "load_tile"}  # of operations that have no schedules through a switch
+# Of operations that have no schedules through a switch.
+PLAIN_ROLES = {"moe_role", "contract_producer", "load_tile", "grouped_producer"}
 
 
 def read(functions: Sequence[Function]) -> Iterable[tuple[str, str]]:

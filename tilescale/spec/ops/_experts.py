@@ -35,6 +35,11 @@ def product_flops(spec: Spec) -> int:
     return 2 * largest(tokens, spec.world) * count_attribute(spec, "top_k") * k * n
 
 
+def part_dtype(spec: Spec) -> str:
+    """What products are stored and sent in before they are summed: float32, or what the declaration lets them be."""
+    return str(spec.attribute("partial_dtype", "float32"))
+
+
 def product_limits(spec: Spec) -> str:
     """Why kernels cannot multiply this, and what to do instead; "" where they can."""
     if spec.inputs[0].dtype not in MULTIPLIED:

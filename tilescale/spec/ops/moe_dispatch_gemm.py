@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from tilescale.spec.declaration import Spec
 
 
+def _flops(spec: Spec) -> int:
+    return product_flops(spec)
+
+
 def _link_bytes(spec: Spec) -> int:
     """A token crosses a link once for each rank that it goes to."""
     return uniform_bytes(spec, min(count_attribute(spec, "top_k"), spec.world))
@@ -23,7 +27,7 @@ OPERATIONS.register(
     Operation(
         name="moe_dispatch_gemm",
         summary="send each token to the ranks of its experts, which multiply it",
-        flops=product_flops,
+        flops=_flops,
         link_bytes=_link_bytes,
         moves=(Move("dispatch", 0, 0),),
         compute="gemm",

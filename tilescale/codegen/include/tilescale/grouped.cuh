@@ -76,8 +76,8 @@ TS_DEV void send_group_step(const Call& call, const Step& step, const Step* behi
       for (u32 k = lane; k < Shape::kTopK; k += 32u) {
         const u64 entry = token * Shape::kTopK + k;
         const u32 expert = expert_of<C>(load(routes.indices + entry));
-        const bool there = expert != kNoKey && expert / Shape::kLocal == target;
-        store(words + 1 + k, there ? load(places + entry) : kNoKey);
+        const u32 owner = expert == kNoKey ? kNoKey : expert / Shape::kLocal;
+        store(words + 1 + k, owner == target ? load(places + entry) : kNoKey);
       }
       if (step.peer != 0u) move_row<C>(from + token * bytes, segment + step.peer + slot * bytes, bytes);
     }
@@ -123,15 +123,18 @@ TS_DEV void place_group_step(const Call& call, const Step& step, const Step* beh
     for (u64 slot = me.index * Shape::kMovers + warp; slot < number; slot += me.gang * Shape::kMovers) {
       const u32* words = entries + slot * Shape::kEntry;
       u32 places[Shape::kTopK];
-      bool any = false;
+      u32 found = 0;
 #pragma unroll
       for (u32 k = 0; k < Shape::kTopK; ++k) {
         const u32 place = load(words + 1 + k);
-        const bool here = place != kNoKey && place / capacity / Shape::kGroup == group;
-        places[k] = here ? shared.first[s * Shape::kLocal + place / capacity] + place % capacity : kNoKey;
-        any = any || here;
+        const u32 expert = place == kNoKey ? kNoKey : place / capacity;
+        places[k] = kNoKey;
+        if (expert / Shape::kGroup == group) {
+          places[k] = shared.first[s * Shape::kLocal + expert] + place % capacity;
+          ++found;
+        }
       }
-      if (!any) continue;
+      if (found == 0u) continue;
       const u64 from = row.per_call != 0u ? load(words) : slot;
       place_row<C>(tokens + from * bytes, out, places, bytes);
     }
@@ -183,10 +186,10 @@ TS_DEV void tell_group(const Call& call, const Step& step, u32 group, const Grou
   }
   warp_sync();
   if (lane == 0u) {
-    const bool failed = load_relaxed(&call.args->state->failed) != 0u;
+    const u32 failed = load_relaxed(&call.args->state->failed);
     for (u32 e = first; e < first + Shape::kGroup; ++e) {
       const u32 left = (u32)step.size - before.to;
-      const u32 rows = failed ? 0u : table.rows[e] < left ? table.rows[e] : left;
+      const u32 rows = failed != 0u ? 0u : table.rows[e] < left ? table.rows[e] : left;
       table.rows[e] = rows;
       table.from[e] = before.from;
       table.to[e] = before.to;
@@ -225,29 +228,25 @@ TS_DEV void load_group_stage(const Maps& maps, u8* stage, u64* full, u32 k, u32 
     tma_load_3d(b + s * C::block_k * 128, &maps.b, full, (int)(column + s * 64), (int)k, (int)expert);
 }
 
-// One warp: its first lane waits for groups and loads tiles, the others help it to count rows.
+// One warp, which waits for groups and counts their rows; its first lane loads tiles.
 template <class C>
 TS_DEV void grouped_producer(const Call& call, const Maps& maps, const Block& me, u8* smem, u64* full, u64* empty) {
   Ring<C::num_stages> ring;
   const GroupTable<C> table(smem);
-  const bool loads = thread() == 0;
   GroupsBefore before;
   for (u32 i = 0; i < me.num_steps; ++i) {
     const Step* behind = call.args->steps + me.first_step + i + 1;
     const Step step = behind[-1];
     step_begin(step.id);
     if (step.kind == kWait) {
-      if (loads) {
-        wait_step(call, step);
-        fence_async_global();  // what the acquire has made visible is read by the asynchronous proxy next
-      }
-      warp_sync();
+      wait_step(call, step);
+      fence_async_global();  // what the acquire has made visible is read by the asynchronous proxy next
     } else {
       const u32 group = behind[0].value;
       tell_group<C>(call, step, group, table, before);
-      if (loads) {
+      if (thread() == 0) {
         for_group_tiles<C>(call, table, group, me, before, [&](u32 expert, TilePosition tile) {
-          const u32 row = table.from[expert] + tile.m * C::block_m;
+          const u32 row = tile.m * C::block_m + table.from[expert];
           for (u32 k = 0; k < (call.args->k + C::block_k - 1) / C::block_k; ++k) {
             barrier_wait(call, step, &empty[ring.stage], ring.parity ^ 1u);
             load_group_stage<C>(maps, smem + ring.stage * GemmLayout<C>::stage_bytes, &full[ring.stage], k * C::block_k, row,
@@ -256,7 +255,6 @@ TS_DEV void grouped_producer(const Call& call, const Maps& maps, const Block& me
           }
         });
       }
-      warp_sync();
       i += step.rows;
     }
     step_end();

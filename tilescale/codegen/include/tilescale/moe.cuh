@@ -26,7 +26,7 @@ template <class C> struct Groups<C, typename Void<(C::moe_groups > 0)>::type> {
   static constexpr u32 count = C::moe_groups, pad = C::moe_pad;
 };
 template <class C, class = void> struct Grouped { static constexpr bool value = false; };
-template <class C> struct Grouped<C, typename Void<(C::moe_groups > 0)>::type> { static constexpr bool value = true; };
+template <class C> struct Grouped<C, typename Void<C::has_groups>::type> { static constexpr bool value = C::has_groups; };
 
 // Sizes that a text fixes. A key is an expert, or a group of the experts of a rank, behind all experts.
 template <class C> struct MoeShape {
@@ -486,7 +486,7 @@ template <class C> TS_DEV void weigh_step(const Call& call, const Step& step, co
   const MoeShared shared = moe_shared<C>(smem);
   const Routes routes = routes_of<C>(call, behind[0]);
   const Step* holders = behind + 1;
-  const u32 bytes = step.first_tile;
+  const u32 bytes = step.first_tile, out_bytes = bytes / BytesOf<typename C::Part>::value * BytesOf<typename C::Out>::value;
   const float* given = (const float*)call.at(step.source, step.source_offset);
   u8* out = call.at(step.target, step.target_offset);
   find_rows<C>(call, holders, shared, step.counter);
@@ -517,7 +517,7 @@ template <class C> TS_DEV void weigh_step(const Call& call, const Step& step, co
           if (number < row.size) rows[k] = (u64)(call.at(row.target, row.target_offset) + number * bytes);
         }
       }
-      weigh_token<C>(rows, weights, out + token * bytes, bytes);
+      weigh_token<C>(rows, weights, out + token * out_bytes, bytes);
     }
   }
   if constexpr (C::link_clock) sync();
