@@ -8,6 +8,7 @@ from test_families import all_kernels
 
 from tilescale.codegen.emit import emit
 from tilescale.codegen.rules import RULES, check_kernel, check_text
+from tilescale.codegen.rules._relevant import watched
 from tilescale.codegen.text import texts_of
 from tilescale.schedules.lower import lower
 
@@ -145,3 +146,31 @@ def test_a_template_that_calls_itself_is_walked_to_its_end() -> None:
 def test_an_early_return_is_followed() -> None:
     body = "if (n == 0u) return; mb_init(bar, 1); mb_fence_init(); sync(); mb_expect(bar, 16);"
     assert rules_of(body) == set()
+
+
+@pytest.mark.parametrize("flag", [
+    "n == 1u",  # a condition that no rule follows
+    "told",
+])
+def test_what_a_rule_does_not_look_at_changes_nothing_that_it_knows(flag: str) -> None:
+    skipped = "for (u32 i = 0; i < n; ++i) { if (i == 3u) break; from[i] + 1; }"
+    lambdas = "auto tell = [&](u32 to) { told = true; signal_add(counter, to); };"
+    told = f"{skipped} tell(1); if ({flag}) {{ signal_add(counter, 2); }}"
+    body = f"bool told = false; {lambdas} store(out, 1); sync(); FENCE {told}"
+    assert rules_of(body.replace("FENCE", "fence_system();")) == set()
+    assert rules_of(body.replace("FENCE", "")) == {"fence_before_signal"}
+
+
+def test_a_local_flag_of_a_function_is_not_its_callers() -> None:
+    inner = "TS_DEV void look(u32 n) { bool first = false; load_acquire(n); }"
+    run = (f"{HEAD} bool first = true; look(n); sync(); if (first) {{ store(out, 1); sync(); fence_system(); }} "
+           "signal_add(counter, 1); }")
+    assert {v.rule for v in check_text(f"{inner}\n{run}", "run")} == set()
+
+
+def test_names_that_a_rule_watches_are_found_in_every_state_that_it_comes_to() -> None:
+    rule = next(rule for rule in RULES if rule.name == "full_wait_before_signal")
+    assert rule.judge is not None
+    primitives = frozenset((name, template) for name in ("bulk_store", "bulk_commit", "bulk_wait", "signal_add", "load")
+                           for template in ("", "0"))
+    assert watched(rule.judge, rule.start, primitives) == {"bulk_store", "bulk_commit", "bulk_wait", "signal_add", "exit"}

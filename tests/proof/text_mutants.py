@@ -77,21 +77,16 @@ HARMLESS: dict[tuple[str, str], str] = {
     ("lost meeting of a cluster", "gemm_role: cluster_sync()"): "threads that have ended are not waited for",
     ("lost block barrier", "sum_over_cluster: warp_sync()"): "all lanes of a warp take the branch before it",
     ("lost block barrier", "copy_role: warp_sync()"): "lanes that do nothing but wait for it; a warp begins together",
-    **{("lost block barrier", f"{name}: sync()"): "in the scale model alone: it makes the links' time part of a step"
-       for name in ("send_step", "place_step", "return_step", "weigh_step", "send_group_step")},
     ("lost block barrier", "moe_role: sync()"): (
         "at the end: all threads have met before, so they have read the epoch; behind waits: none fails in these runs"
-    ),
-    ("lost block barrier", "copy_step: sync()"): (
-        "a signal has a block barrier of its own; this one only makes the links' time part of the step"
     ),
     ("repeated product", "multiply_tile_promoted: " + _PROMOTED): "the first product of a group replaces what is there",
     ("repeated product", "small_stage: small_multiply<C, kAtOnce>(part, stage, warpgroup, from, 0u)"): (
         "the first product of a group replaces what is there"),
-    ("lost block barrier", "carry_step: sync()"): (
-        "a signal has a block barrier of its own; this one only makes the links' time part of the step"
-    ),
 }
+
+# What stands before a block barrier of the scale model alone.
+IN_THE_MODEL = "if constexpr (C::link_clock) "
 
 
 def edits() -> tuple[dict[str, str], ...]:
@@ -128,6 +123,8 @@ def _mutant(kind: str, header: str, text: str, place: str, changed: str, at: int
     line = text.count("\n", 0, at) + 1
     function = _function(text, at)
     reason = harmless or HARMLESS.get((kind, f"{function}: {place}"), "")
+    if kind == "lost block barrier" and text[:at].endswith(IN_THE_MODEL):
+        reason = "a signal has a block barrier of its own; this one only makes the links' time part of the step"
     return TextMutant(
         kind, header, f"{header}:{line} {function}: {place}", changed, _runs(header, function, place), reason
     )
@@ -160,7 +157,7 @@ def _statements(text: str, names: str) -> Iterator[tuple[str, int, int]]:
 # Schedules that execute a function, by header; "": its other functions.
 _TILES = ("gemm", "row", "fp32 large", "odd columns", "product", "scatter large")
 _STAGED = ("parts", "parts pulled", "product", "fp32 large")
-_FEW = ("few rows", "few rows of odd columns")
+_FEW = ("few rows", "few rows of odd columns", "few rows of floats")
 _BYTES = ("product of bytes", "few rows of bytes")
 _SCALED = ("scaled rows and columns", "scaled blocks", "few rows scaled", "few rows in blocks", "gathered rows scaled",
            "scaled")
@@ -173,6 +170,7 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
                      "": ("segments", "segments, col", "segments, turned")},
     "copy.cuh": {
         "copy_by_tma": ("tma", "tma small", "rows at pitches"),
+        "fetch": ("copy last of a window", "many steps"),
         "": ("copy", "copy behind", "fused pull", "sum handed out", "sum of three", "odd columns", "many steps")},
     "epilogue.cuh": {"": (
         "then bias and silu", "accumulated", "then gelu, shared contraction", "then swiglu", "then swiglu, few rows",
@@ -180,7 +178,8 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "norm.cuh": {"": ("normalised", "normalised, handed out")},
     "gemm.cuh": {
         "gemm_producer": ("fused pull", "gemm", "parts", "product"), "load_b": (*_CLUSTERS, "row", "gemm"),
-        "load_stage": ("gemm", *_CLUSTERS), "release": (*_CLUSTERS, "gemm"), "for_tiles": (*_CLUSTERS, *_TILES),
+        "load_stage": ("gemm", *_CLUSTERS),
+        **dict.fromkeys(("release", "release_previous"), (*_CLUSTERS, "gemm")), "for_tiles": (*_CLUSTERS, *_TILES),
         "k_range": ("shared contraction",),
         "gemm_consumer": ("parts", "parts pulled", "scatter", "scatter large", "shared contraction", "product of bytes",
                           "scaled rows and columns", "scaled product"),
@@ -189,9 +188,9 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "": _TILES},
     "gemm_split.cuh": {"": ("shared contraction",)},
     "gemm_store.cuh": {
-        "store_four": _FEW,
+        "store_four": _FEW, "store_finished": (*_FEW, "then swiglu, few rows"),
         "store_pair": ("odd columns", "odd columns of floats", *_FEW), "store_registers": ("odd columns",),
-        "copy_chunk": ("scatter", "scatter large"), "store_chunk": (*_STAGED, "scatter"),
+        "copy_chunk": ("scatter", "scatter large"), "store_chunk": (*_STAGED, "scatter", "then swiglu"),
         "store_rows": (*_STAGED, "odd columns"), "": _STAGED},
     "multimem.cuh": {"": _SWITCH},
     "scales.cuh": {"": _SCALED},
@@ -212,6 +211,10 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "carry.cuh": {"": ("carried", "carried odd")},
     "sum.cuh": {"": _SUMS},
 }
+BY_PLACE = {  # of functions that other schedules run as well
+    "multi_": _SWITCH, "carry_step": ("carried",), "sum_step": ("sum",),
+    **dict.fromkeys(("promote_scaled", "load_scales"), ("scaled blocks",)),
+}
 _OTHERS = ("fused pull", "gemm", "tma", "parts")
 
 
@@ -221,8 +224,9 @@ _BY_TMA = ("tma", "mb_", "pipe", "fence_async", "tile + done")  # what the lines
 def _runs(header: str, function: str, place: str) -> tuple[str, ...]:
     if header == "copy.cuh" and (function == "load_next" or any(word in place for word in _BY_TMA)):
         function = "copy_by_tma"
-    if place.startswith("multi_"):
-        return _SWITCH
+    for begin, runs in BY_PLACE.items():
+        if place.startswith(begin):
+            return runs
     if header == "kernels.cuh" and "small" in place:
         return _FEW
     known = RUNS_OF.get(header, {})

@@ -35,10 +35,19 @@ ITEM_SIZES = (1, 2, 4, 8)
 SUMMED = {"float32": 4, "bfloat16": 2, "float16": 2}  # element types that kernels add, and their bytes
 ROLES = ("input", "output", "workspace")
 AGENTS = ("blocks", "copy_engine", "library")
+Access = tuple[Region, bool]
+_KEPT = "_accesses"
 
 
-def accesses(step: Step) -> tuple[tuple[Region, bool], ...]:
-    """The regions a step touches, each with whether it writes it."""
+def accesses(step: Step) -> tuple[Access, ...]:
+    """The regions a step touches, each with whether it writes it. Asked for often, so a step keeps its own."""
+    found: tuple[Access, ...] | None = step.__dict__.get(_KEPT)
+    if found is None:
+        found = step.__dict__[_KEPT] = _accesses(step)
+    return found
+
+
+def _accesses(step: Step) -> tuple[Access, ...]:
     if isinstance(step, MultimemStore):
         return ((step.src, False), *((target, True) for target in step.targets))
     if isinstance(step, Copy | Reduce):

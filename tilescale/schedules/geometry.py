@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 
 from tilescale.schedules.extras import NO_EXTRAS, Extras, extras_of
@@ -143,6 +144,7 @@ class Geometry:
         return self.extras.goal(replace(goal, keeps=KEPT if self.keeps else ""))
 
 
+@lru_cache(maxsize=1024)
 def cut(rows: int, chunk_rows: int) -> tuple[Chunk, ...]:
     """Chunks of at most `chunk_rows` rows (0: one chunk)."""
     step = chunk_rows or max(1, rows)

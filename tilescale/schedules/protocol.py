@@ -267,14 +267,23 @@ class _View:
     def __init__(self, plan: Plan, pieces: Cuts, grids: Grids, base: int) -> None:
         self.plan, self.pieces, self.grids, self.base = plan, pieces, grids, base
         self.names: dict[tuple[object, ...], int] = {}
+        self.known: dict[tuple[object, ...], Form] = {}
 
     def cells(self, region: Region) -> Form:
-        tables, names = self.pieces[region.buffer, region.rank], self.names
+        """Names of the pieces of a region. A piece keeps its name, so what was found holds."""
+        key = (region.buffer, region.rank, region.offset, region.size, region.loops)
+        found = self.known.get(key)
+        if found is None:
+            found = self.known[key] = self._cells(region)
+        return found
+
+    def _cells(self, region: Region) -> Form:
+        tables, names, buffer, rank = self.pieces[region.buffer, region.rank], self.names, region.buffer, region.rank
         if self.grids.plain:
-            span = range(tables[0][region.offset], tables[0][region.end])
-            return tuple(sorted(names.setdefault((region.buffer, region.rank, i), len(names)) for i in span))
+            first, last = tables[0][region.offset], tables[0][region.end]
+            return tuple(sorted([names.setdefault((buffer, rank, i), len(names)) for i in range(first, last)]))
         spans = [range(table[low], table[high]) for table, (low, high) in zip(tables, self.grids.box(region), strict=True)]
-        return tuple(sorted(names.setdefault((region.buffer, region.rank, i), len(names)) for i in product(*spans)))
+        return tuple(sorted([names.setdefault((buffer, rank, i), len(names)) for i in product(*spans)]))
 
     def counter(self, rank: int, counter: int) -> int:
         return self.names.setdefault((rank, counter), len(self.names))

@@ -8,7 +8,7 @@ so that ranks share it evenly whatever its shape.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import prod
 
@@ -58,7 +58,7 @@ class Summed:
     def computes(self) -> bool:
         return self.n > 0
 
-    @property
+    @cached_property
     def bounds(self) -> tuple[int, ...]:
         """First row of every rank's shard, and the end: DTensor's rule."""
         return (*(shard_offset(self.rows, rank, self.world) for rank in range(self.world)), self.rows)
@@ -124,16 +124,21 @@ class SumGeometry:
 
     def chunks(self, owner: int) -> tuple[Chunk, ...]:
         """The owner's rows in pieces, at least one: an owner without rows has an empty one, which still is signalled."""
-        first, last = self.owned(owner)
-        if first == last:
-            return (Chunk(0, first, 0),)
-        return tuple(Chunk(c.index, c.first + first, c.rows) for c in cut(last - first, self.chunk_rows))
+        return self._chunks[owner]
 
-    @property
+    @cached_property
+    def _chunks(self) -> tuple[tuple[Chunk, ...], ...]:
+        def pieces(first: int, last: int) -> tuple[Chunk, ...]:
+            found = tuple(Chunk(c.index, c.first + first, c.rows) for c in cut(last - first, self.chunk_rows))
+            return found or (Chunk(0, first, 0),)
+
+        return tuple(pieces(*self.owned(owner)) for owner in range(self.world))
+
+    @cached_property
     def max_chunks(self) -> int:
-        return max(len(self.chunks(owner)) for owner in range(self.world))
+        return max(map(len, self._chunks))
 
-    @property
+    @cached_property
     def slot_bytes(self) -> int:
         """Room for the part of one rank in the inbox of an owner."""
         return max(last - first for first, last in map(self.owned, range(self.world))) * self.sum.part_row_bytes

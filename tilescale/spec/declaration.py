@@ -66,7 +66,7 @@ class Spec:
             check_epilogue(self, epilogue)
         check_names(self.extras)
 
-    @property
+    @cached_property
     def operation(self) -> Operation:
         """Its entry in the registry of operations."""
         return OPERATIONS[self.op]

@@ -15,8 +15,10 @@ from pathlib import Path
 
 from tilescale.codegen.compile import INCLUDE
 from tilescale.codegen.program import Kernel
+from tilescale.codegen.rules._events import Facts, Judge
+from tilescale.codegen.rules._library import Library
 from tilescale.codegen.rules._parse import Function, functions_of, tokens_of
-from tilescale.codegen.rules._walk import Facts, Judge, Walk
+from tilescale.codegen.rules._walk import Walk
 from tilescale.registry import Registry
 
 # Primitives, one instruction or idiom each: rules judge their users, by their names.
@@ -70,7 +72,7 @@ def check_kernels(kernels: Iterable[Kernel], include: Path = INCLUDE) -> tuple[V
 def check_text(text: str, entry: str, constants: Mapping[str, int] | None = None) -> tuple[Violation, ...]:
     """The rules over functions in `text`, walked from `entry`: for fragments that no Config names."""
     functions = functions_of(tokens_of(text, "text"))
-    return _judge({function.name: function for function in functions}, dict(constants or {}), entry)
+    return _judge(Library({function.name: function for function in functions}), dict(constants or {}), entry)
 
 
 def constants_of(text: str) -> dict[str, int]:
@@ -102,21 +104,27 @@ def library_text(include: Path) -> tuple[tuple[str, str], ...]:
 @functools.lru_cache(maxsize=512)
 def _check(constants: tuple[tuple[str, int], ...], library: tuple[tuple[str, str], ...]) -> tuple[Violation, ...]:
     # Only these decide what is walked, so kernels that differ in sizes share one walk.
-    return _judge(_functions(library), dict(constants), ENTRY)
+    return _judge(_library(library), dict(constants), ENTRY)
 
 
 @functools.lru_cache(maxsize=8)
-def _functions(library: tuple[tuple[str, str], ...]) -> dict[str, Function]:
-    return {f.name: f for name, text in library for f in functions_of(tokens_of(text, name))}
+def _library(texts: tuple[tuple[str, str], ...]) -> Library:
+    return Library({f.name: f for name, text in texts for f in functions_of(tokens_of(text, name))})
 
 
-def _judge(functions: Mapping[str, Function], constants: Mapping[str, int], entry: str) -> tuple[Violation, ...]:
-    found = set()
+@functools.lru_cache(maxsize=8)
+def _read(library: Library) -> frozenset[Violation]:
+    """Of the rules that judge the text itself, whatever the kernel."""
+    functions = tuple(library.functions.values())
+    return frozenset(Violation(rule.name, place, message)
+                     for rule in RULES if rule.read is not None for place, message in rule.read(functions))
+
+
+def _judge(library: Library, constants: Mapping[str, int], entry: str) -> tuple[Violation, ...]:
+    found = set(_read(library))
     for rule in RULES:
         if rule.judge is not None:
-            walk = Walk(functions, constants, rule.judge)
-            walk.run(entry, rule.start)
+            walk = Walk(library, constants, rule.judge, rule.start)
+            walk.run(entry)
             found |= {Violation(rule.name, place, message) for place, message in walk.found}
-        elif rule.read is not None:
-            found |= {Violation(rule.name, place, message) for place, message in rule.read(tuple(functions.values()))}
     return tuple(sorted(found, key=str))

@@ -7,7 +7,7 @@ function pointers, lambdas only by reference. What it cannot read is an error, n
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -207,6 +207,25 @@ def calls_of(tokens: Tokens) -> list[Call | Lambda]:
             continue
         index += 1
     return found
+
+
+def statements(block: Block) -> Iterator[Statement]:
+    """All statements inside, the nested ones too."""
+    for statement in block.statements:
+        yield statement
+        if isinstance(statement, Block):
+            yield from statements(statement)
+        elif isinstance(statement, Branch):
+            yield from statements(statement.then)
+            yield from statements(statement.otherwise)
+        elif isinstance(statement, Loop):
+            yield from statements(statement.body)
+        elif isinstance(statement, Named):
+            yield from statements(statement.function.body)
+        elif isinstance(statement, Plain | Leave):
+            for item in calls_of(statement.tokens):
+                if not isinstance(item, Call):
+                    yield from statements(item.body)
 
 
 def _lambda(tokens: Tokens, index: int) -> tuple[Lambda, int]:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
+from tilescale.codegen.rules._events import EXIT, KINDS, MULTICAST_KINDS, Event, Facts, Judge, Value
+from tilescale.codegen.rules._library import Condition, Library
 from tilescale.codegen.rules._parse import (
     Block,
     Branch,
@@ -28,17 +30,11 @@ from tilescale.codegen.rules._parse import (
     Plain,
     Statement,
     Tokens,
-    calls_of,
-    split,
     text_of,
 )
+from tilescale.codegen.rules._relevant import Relevant
 
-Value = bool | str | None
-Facts = frozenset[str]
-KINDS = ("kCopy", "kSignal", "kWait", "kGemm", "kSum", "kReserve", "kRagged")
-MULTICAST_KINDS = ("kMultiStore", "kMultiSum")  # of kernels with the constant `multimem`
 KIND, LEADER = "step.kind", "@leader"
-EXIT = "exit"
 _CONSTANT = re.compile(r"(?:C|Config) :: (\w+)")
 _OPTIONAL = {"Contracts < C > :: value": "contracts", "Moe < C > :: value": "has_moe",
              "Grouped < C > :: value": "has_groups"}  # which other texts do not have
@@ -63,20 +59,12 @@ class State:
         kept = tuple(sorted((k, v) for k, v in values.items() if v is not None))
         return State(kept, self.facts)
 
-
-@dataclass(frozen=True)
-class Event:
-    """A primitive is called. `kind`: of the current step; `leader`: by one thread of the block."""
-
-    name: str
-    template: str
-    arguments: tuple[str, ...]
-    place: str
-    kind: Value
-    leader: bool
+    def back_in(self, caller: State, own: set[str]) -> State:
+        """Of the end of a call: what the caller knew, changed by its lambdas at most. `own`: names of the callee."""
+        now = dict(self.values)
+        return State(tuple((k, v if k in own else now.get(k, v)) for k, v in caller.values), self.facts)
 
 
-Judge = Callable[[Facts, Event], tuple[Facts, str]]  # new facts, and what is wrong ("": nothing)
 States = frozenset[State]
 Visit = tuple[str, State, tuple[int, ...]]  # function, the state inside, the lambdas in sight
 NONE: States = frozenset()
@@ -99,19 +87,19 @@ class Ends:
 class Walk:
     """Walks from one function with one rule; `found` collects (place, message)."""
 
-    def __init__(self, functions: Mapping[str, Function], constants: Mapping[str, int], judge: Judge) -> None:
-        self.functions, self.constants, self.judge = functions, constants, judge
+    def __init__(self, library: Library, constants: Mapping[str, int], judge: Judge, start: Facts) -> None:
+        self.library, self.constants, self.judge, self.start = library, constants, judge, start
+        self.relevant = Relevant(library, judge, start)
         self.found: set[tuple[str, str]] = set()
         self.bound: list[dict[str, Lambda]] = [{}]
         self.open: dict[Visit, States] = {}  # calls being walked, with the ends known so far
         self.recursive: set[Visit] = set()
         self.known: dict[Visit, States] = {}  # ends of calls that have been walked
-        self.parsed: dict[int, tuple[Tokens, Sequence[Call | Lambda]]] = {}  # by identity, which the tokens keep theirs
 
-    def run(self, entry: str, facts: Facts) -> States:
+    def run(self, entry: str) -> States:
         """Every state at the end of `entry`."""
-        function = self.functions[entry]
-        states = self._inline(function, (), frozenset({State((), facts)}))
+        function = self.library.functions[entry]
+        states = self._inline(function, (), frozenset({State((), self.start)}))
         for state in states:
             _, wrong = self.judge(state.facts, Event(EXIT, "", (), function.place, None, False))
             if wrong:
@@ -124,6 +112,8 @@ class Walk:
         for statement in block.statements:
             if not ends.here:
                 break
+            if not self.relevant(statement):
+                continue
             ends = ends.then(self.statement(statement, ends.here))
         return ends
 
@@ -207,7 +197,7 @@ class Walk:
     def expression(self, tokens: Tokens, states: States) -> States:
         """The states after all calls in an expression."""
         pending: list[Lambda] = []
-        for item in self._calls(tokens):
+        for item in self.library.calls(tokens):
             if isinstance(item, Lambda):
                 pending.append(item)
             elif states:
@@ -215,17 +205,12 @@ class Walk:
                 pending = []
         return states
 
-    def _calls(self, tokens: Tokens) -> Sequence[Call | Lambda]:
-        if id(tokens) not in self.parsed:
-            self.parsed[id(tokens)] = (tokens, tuple(calls_of(tokens)))
-        return self.parsed[id(tokens)][1]
-
     def _call(self, call: Call, lambdas: Sequence[Lambda], states: States) -> States:
         name = call.name.text
         for scope in reversed(self.bound):
             if name in scope and not call.method:
                 return self.block(scope[name].body, states).here
-        function = self.functions.get(name)
+        function = self.library.functions.get(name)
         if function is not None:
             return self._inline(function, call.arguments, states, lambdas)
         after: set[State] = set()
@@ -256,12 +241,12 @@ class Walk:
             elif parameter.kind in ("bool", "const bool"):
                 flags[parameter.name] = tokens
         names = tuple(flags)
+        own = {KIND, LEADER, *names, *self.library.flags(function)}
         result: set[State] = set()
         self.bound.append(scope)
         for state in sorted(states, key=repr):
             inside = reduce(lambda s, name: s.put(name, self._logical(flags[name], state)), names, state)
-            kept = {name: state.get(name) for name in (*names, KIND, LEADER)}
-            result |= {reduce(lambda s, n: s.put(n, kept[n]), kept, end) for end in self._ends(function, inside)}
+            result |= {end.back_in(state, own) for end in self._ends(function, inside)}
         self.bound.pop()
         return frozenset(result)
 
@@ -289,20 +274,19 @@ class Walk:
     # -- conditions ----------------------------------------------------------------------------------------------------
     def truth(self, tokens: Tokens, state: State) -> bool | None:
         """Whether a condition holds; None where it may or may not."""
-        for separator, absorbing in (("||", True), ("&&", False)):
-            parts = split(tokens, separator)
-            if len(parts) > 1:
-                values = [self.truth(part, state) for part in parts]
-                if absorbing in values:
-                    return absorbing
-                return None if None in values else not absorbing
-        texts = [t.text for t in tokens]
-        if texts[:1] == ["("] and len(texts) > 1 and _wraps(tokens):
-            return self.truth(tokens[1:-1], state)
-        if texts[:1] == ["!"]:
-            value = self.truth(tokens[1:], state)
+        return self._holds(self.library.condition(tokens), state)
+
+    def _holds(self, condition: Condition, state: State) -> bool | None:
+        if condition.word in ("||", "&&"):
+            absorbing = condition.word == "||"
+            values = [self._holds(part, state) for part in condition.parts]
+            if absorbing in values:
+                return absorbing
+            return None if None in values else not absorbing
+        if condition.word == "!":
+            value = self._holds(condition.parts[0], state)
             return None if value is None else not value
-        return self._simple(" ".join(texts), state)
+        return self._simple(condition.word, state)
 
     def _simple(self, text: str, state: State) -> bool | None:
         if _LEADER.fullmatch(text):
@@ -334,15 +318,6 @@ class Walk:
         if len(texts) == 2 and texts[0] == "!" and state.get(texts[1]) == "?":
             return state.put(texts[1], not value)
         return state
-
-
-def _wraps(tokens: Tokens) -> bool:
-    depth = 0
-    for index, token in enumerate(tokens):
-        depth += (token.text == "(") - (token.text == ")")
-        if depth == 0:
-            return index == len(tokens) - 1
-    return False
 
 
 def _each(ends: Ends, change: Callable[[State], State]) -> Ends:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilescale.codegen.rules import RULES, Rule
-from tilescale.codegen.rules._walk import Event, Facts
+from tilescale.codegen.rules._events import Event, Facts
 
 PLAIN, MULTI = "plain", "multicast"
 PLAIN_NAMES = {"load", "store", "bulk_load", "bulk_store", "tma_load_2d", "tma_load_3d"}

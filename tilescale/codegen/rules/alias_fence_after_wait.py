@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from tilescale.codegen.rules import RULES, Rule
-from tilescale.codegen.rules._parse import Block, Branch, Call, Function, Leave, Plain, calls_of
-from tilescale.codegen.rules.bounded_wait import _statements
+from tilescale.codegen.rules._parse import Block, Branch, Call, Function, Leave, Plain, calls_of, statements
 
 WAIT, FENCE = "wait_step", "fence_alias"
 # Of operations that have no schedules through a switch.
@@ -23,7 +22,7 @@ def read(functions: Sequence[Function]) -> Iterable[tuple[str, str]]:
 
 
 def _calls(block: Block) -> Iterator[Call]:
-    for statement in _statements(block):
+    for statement in statements(block):
         if isinstance(statement, Plain | Leave):
             yield from (call for call in calls_of(statement.tokens) if isinstance(call, Call))
         elif isinstance(statement, Branch):

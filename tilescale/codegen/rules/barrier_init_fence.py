@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilescale.codegen.rules import RULES, Rule
-from tilescale.codegen.rules._walk import Event, Facts
+from tilescale.codegen.rules._events import Event, Facts
 
 FRESH, UNSEEN = "not fenced", "not behind a block barrier"
 USES = {"mb_expect", "mb_arrive", "mb_try_wait", "cluster_mb_arrive", "cluster_mb_try_wait", "bulk_load", "tma_load_2d",

@@ -5,47 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from tilescale.codegen.rules import RULES, Rule
-from tilescale.codegen.rules._parse import Block, Branch, Call, Function, Leave, Loop, Named, Plain, Statement, calls_of
+from tilescale.codegen.rules._parse import Block, Branch, Call, Function, Leave, Loop, Plain, calls_of, statements
 
 WAITS = {"load_acquire", "load_relaxed", "mb_try_wait", "pause_until", "cluster_mb_try_wait"}
 
 
 def read(functions: Sequence[Function]) -> Iterable[tuple[str, str]]:
     for function in functions:
-        for loop in _loops(function.body):
+        for loop in loops(function.body):
             names = {call.name.text for call in _calls(loop) if isinstance(call, Call)}
             if names & WAITS and not _limited(loop):
                 yield loop.word.place, f"{function.name} spins on {sorted(names & WAITS)[0]} without a limit"
 
 
-def _statements(block: Block) -> Iterator[Statement]:
-    """All statements inside, the nested ones too."""
-    for statement in block.statements:
-        yield statement
-        if isinstance(statement, Block):
-            yield from _statements(statement)
-        elif isinstance(statement, Branch):
-            yield from _statements(statement.then)
-            yield from _statements(statement.otherwise)
-        elif isinstance(statement, Loop):
-            yield from _statements(statement.body)
-        elif isinstance(statement, Named):
-            yield from _statements(statement.function.body)
-        elif isinstance(statement, Plain | Leave):
-            for item in calls_of(statement.tokens):
-                if not isinstance(item, Call):
-                    yield from _statements(item.body)
-
-
-def _loops(block: Block) -> Iterator[Loop]:
-    return (statement for statement in _statements(block) if isinstance(statement, Loop))
+def loops(block: Block) -> Iterator[Loop]:
+    return (statement for statement in statements(block) if isinstance(statement, Loop))
 
 
 def _calls(loop: Loop) -> Iterator[object]:
     """Calls of the loop itself; those of loops inside it are theirs."""
     yield from calls_of([*loop.condition, *loop.step])
-    inner = {id(s) for nested in _loops(loop.body) for s in _statements(nested.body)}
-    for statement in _statements(loop.body):
+    inner = {id(s) for nested in loops(loop.body) for s in statements(nested.body)}
+    for statement in statements(loop.body):
         if id(statement) not in inner and isinstance(statement, Plain | Leave):
             yield from calls_of(statement.tokens)
         elif id(statement) not in inner and isinstance(statement, Branch):
@@ -55,10 +36,10 @@ def _calls(loop: Loop) -> Iterator[object]:
 def _limited(loop: Loop) -> bool:
     """Whether a branch inside looks at the time or at the count of tries, and leaves."""
     counted = {token.text for token in loop.step if token.text.isidentifier()}
-    for statement in _statements(loop.body):
+    for statement in statements(loop.body):
         if isinstance(statement, Branch):
             texts = {token.text for token in statement.condition}
-            leaves = any(isinstance(s, Leave) and s.word.text in ("return", "break") for s in _statements(statement.then))
+            leaves = any(isinstance(s, Leave) and s.word.text in ("return", "break") for s in statements(statement.then))
             if leaves and ("time_ns" in texts or texts & counted) and texts & {">", ">=", "=="}:
                 return True
     return False

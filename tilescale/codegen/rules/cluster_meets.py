@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilescale.codegen.rules import RULES, Rule
-from tilescale.codegen.rules._walk import EXIT, Event, Facts
+from tilescale.codegen.rules._events import EXIT, Event, Facts
 
 UNSEEN, REACHED = "barriers that the cluster has not seen", "others may still reach this block"
 REACHES = {"cluster_at", "cluster_mb_arrive", "cluster_store", "tma_load_2d_multicast", "tma_load_3d_multicast"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilescale.codegen.rules import RULES, Rule
-from tilescale.codegen.rules._walk import Event, Facts
+from tilescale.codegen.rules._events import Event, Facts
 
 PARTED = "one thread runs ahead or behind"
 TOGETHER = {"warp_sync", "sync", "named_barrier"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilescale.codegen.rules import RULES, Rule
-from tilescale.codegen.rules._walk import Event, Facts
+from tilescale.codegen.rules._events import Event, Facts
 
 STORED, UNFENCED = "stored by many threads", "not fenced"
 STORES = {"store", "store_private", "multimem_store", "multimem_red_add"}

@@ -5,7 +5,7 @@ shared memory."""
 from __future__ import annotations
 
 from tilescale.codegen.rules import RULES, Rule
-from tilescale.codegen.rules._walk import EXIT, Event, Facts
+from tilescale.codegen.rules._events import EXIT, Event, Facts
 
 OPEN, FLYING, MANY, APART = "not committed", "in flight", "made by many threads", "known to each thread alone"
 STORES = {"bulk_store", "tma_store_2d", "tma_store_3d", "bulk_reduce_add", "tma_reduce_add_2d", "tma_reduce_add_3d"}

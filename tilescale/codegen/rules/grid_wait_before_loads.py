@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilescale.codegen.rules import RULES, Rule
-from tilescale.codegen.rules._walk import Event, Facts
+from tilescale.codegen.rules._events import Event, Facts
 
 EARLY = "beside the kernel before"
 READS = {"load", "load_acquire", "bulk_load", "tma_load_2d", "tma_load_3d", "tma_load_2d_multicast",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilescale.codegen.rules import RULES, Rule
-from tilescale.codegen.rules._walk import Event, Facts
+from tilescale.codegen.rules._events import Event, Facts
 
 DIRTY = "something to publish"
 PUBLISHED = {"store", "store_private", "bulk_store", "load_acquire", "tma_store_2d", "tma_store_3d", "bulk_reduce_add",

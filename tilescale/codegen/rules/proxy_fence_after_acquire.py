@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilescale.codegen.rules import RULES, Rule
-from tilescale.codegen.rules._walk import Event, Facts
+from tilescale.codegen.rules._events import Event, Facts
 
 ACQUIRED = "acquired"
 LOADS = {"bulk_load", "tma_load_2d", "tma_load_3d", "tma_load_2d_multicast", "tma_load_3d_multicast"}

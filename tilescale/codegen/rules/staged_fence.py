@@ -4,7 +4,7 @@ they write to it again when the store before has read it."""
 from __future__ import annotations
 
 from tilescale.codegen.rules import RULES, Rule
-from tilescale.codegen.rules._walk import Event, Facts
+from tilescale.codegen.rules._events import Event, Facts
 
 WRITTEN, FENCED, READING = "written by threads", "fenced by each thread", "a store may still read it"
 WRITES = {"pack1", "pack2", "pair_bits"}  # values on their way to shared memory

@@ -4,7 +4,7 @@ wait. With one group in flight the stage of the group before it may be released 
 from __future__ import annotations
 
 from tilescale.codegen.rules import RULES, Rule
-from tilescale.codegen.rules._walk import Event, Facts
+from tilescale.codegen.rules._events import Event, Facts
 
 FENCED, FLYING, OPEN, NEWEST = "fenced", "in flight", "not committed", "only the newest group is in flight"
 

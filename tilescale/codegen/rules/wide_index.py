@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tilescale.codegen.rules import RULES, Rule
-from tilescale.codegen.rules._parse import Function, Parameter, Plain, Token, Tokens, closing, text_of
-from tilescale.codegen.rules.bounded_wait import _loops, _statements
+from tilescale.codegen.rules._parse import Function, Parameter, Plain, Token, Tokens, closing, statements, text_of
+from tilescale.codegen.rules.bounded_wait import loops
 
 NARROW = {"u32", "int", "u16", "u8", "short"}
 # Fields of 64 bits that tables and arguments hold, by name.
@@ -26,10 +26,10 @@ def read(functions: Sequence[Function]) -> Iterable[tuple[str, str]]:
 
 
 def _expressions(function: Function) -> Iterator[Tokens]:
-    for statement in _statements(function.body):
+    for statement in statements(function.body):
         if isinstance(statement, Plain):
             yield statement.tokens
-    for loop in _loops(function.body):
+    for loop in loops(function.body):
         yield from (part for part in (loop.first, loop.step) if part)
 
 

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from tilescale.codegen.rules import RULES, Rule
-from tilescale.codegen.rules._parse import Branch, Function, Loop, Plain, Token, Tokens, closing, text_of
-from tilescale.codegen.rules.bounded_wait import _statements
+from tilescale.codegen.rules._parse import Branch, Function, Loop, Plain, Token, Tokens, closing, statements, text_of
 
 _ASSIGNED = re.compile(r"(\w+) = load_acquire \(")
 _ORDER = r"(?:<|>|<=|>=|==|!=)"
@@ -15,10 +14,10 @@ _ORDER = r"(?:<|>|<=|>=|==|!=)"
 
 def read(functions: Sequence[Function]) -> Iterable[tuple[str, str]]:
     for function in functions:
-        statements = list(_statements(function.body))
-        texts = [text_of(s.tokens) for s in statements if isinstance(s, Plain)]
+        found = list(statements(function.body))
+        texts = [text_of(s.tokens) for s in found if isinstance(s, Plain)]
         counters = {name for text in texts for name in _ASSIGNED.findall(text)}
-        for statement in statements:
+        for statement in found:
             if not isinstance(statement, Branch | Loop) or not statement.condition:
                 continue
             condition = text_of(statement.condition)
