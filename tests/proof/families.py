@@ -27,6 +27,7 @@ PLAIN = {"overlap": "none", "chunk_rows": 0, "depth": 1}
 SCATTER = replace(FUSED, algorithm="scatter", depth=1, num_comm_blocks=0)
 ONE_SHOT, TWO_SHOT, RING = ({"algorithm": name} for name in ("one_shot", "two_shot", "ring"))
 GANG = Schedule(compute="generated", num_comm_blocks=2)
+EXPERTS = replace(GANG, **TILE)
 LOCAL = Schedule(compute="generated", **{**TILE, "num_stages": 6, "raster_group": 4})
 SPLIT = replace(LOCAL, block_m=128, split_k=2)
 STREAM = replace(LOCAL, stream_k=1)
@@ -141,6 +142,10 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "combine beside": (routed("combine", 3), replace(GANG, overlap="fused")),
     "combine push": (routed("combine", 3), GANG),
     "combine pull symmetric": (routed("combine", 3, inputs="symmetric"), replace(GANG, direction="pull")),
+    "dispatch before products": (routed("dispatch_gemm", 3), EXPERTS),
+    "dispatch beside products": (routed("dispatch_gemm", 3), replace(EXPERTS, overlap="fused")),
+    "dispatch in groups beside products": (routed("dispatch_gemm", 3), replace(EXPERTS, overlap="fused", depth=2)),
+    "products before combine": (routed("gemm_combine", 3), EXPERTS),
     "uneven copies": (all_gather((200, 24), 3), COPY),
     "uneven copies pulled": (all_gather((200, 24), 3), replace(COPY, direction="pull")),
     "copies of an empty shard": (all_gather((4, 24), 3), replace(COPY, **PLAIN)),

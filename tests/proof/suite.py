@@ -10,7 +10,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from equivalents import plan_reason
-from families import BYTES, FEW, FUSED, GANG, LOCAL, ONE_SHOT, PLAIN, RING, SCATTER, SPLIT, STREAM, TWO_SHOT, plans
+from families import (
+    BYTES,
+    EXPERTS,
+    FEW,
+    FUSED,
+    GANG,
+    LOCAL,
+    ONE_SHOT,
+    PLAIN,
+    RING,
+    SCATTER,
+    SPLIT,
+    STREAM,
+    TWO_SHOT,
+    plans,
+)
 from plan_mutants import Mutant, mutants
 from product_support import between_two, there_and_back
 from support import (
@@ -177,6 +192,14 @@ RUNS |= {
     "combine": (routed("combine", 2, **_ROUTED), GANG),  # type: ignore[arg-type]
     "combine pulled": (routed("combine", 2, **_ROUTED, inputs="symmetric"),  # type: ignore[arg-type]
                        replace(GANG, direction="pull")),
+}
+# Two groups of two experts; tiles with tails, more than one a block; tokens with experts of both groups.
+_EXPERTS = {"tokens": 90, "hidden": 136, "experts": 8, "top_k": 3, "columns": 152, "dtype": "float16", "on": _ON}
+RUNS |= {
+    "experts behind": (routed("dispatch_gemm", 2, **_EXPERTS), EXPERTS),  # type: ignore[arg-type]
+    "experts beside": (routed("dispatch_gemm", 2, **_EXPERTS),  # type: ignore[arg-type]
+                       replace(EXPERTS, overlap="fused", depth=2)),
+    "products of experts back": (routed("gemm_combine", 2, **_EXPERTS), EXPERTS),  # type: ignore[arg-type]
 }
 RUNS["signals"] = (between_two(), Schedule(
     compute="generated", block_m=128, block_n=256, block_k=64, num_stages=3, raster_group=4))

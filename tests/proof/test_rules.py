@@ -77,8 +77,8 @@ def test_every_rule_has_a_fragment() -> None:
 def test_no_rule_speaks_against_a_shipped_family() -> None:
     kernels = [*all_kernels(), *(kernel for chosen in SCHEDULES.values() for kernel in emit(*chosen).kernels)]
     assert {kernel.entry for kernel in kernels} == {
-        "tilescale_copy", "tilescale_fused", "tilescale_gemm", "tilescale_moe", "tilescale_packets", "tilescale_signal",
-        "tilescale_small_m", "tilescale_sum"}
+        "tilescale_copy", "tilescale_fused", "tilescale_gemm", "tilescale_grouped", "tilescale_grouped_fused",
+        "tilescale_moe", "tilescale_packets", "tilescale_signal", "tilescale_small_m", "tilescale_sum"}
     for kernel in kernels:
         assert check_kernel(kernel) == (), kernel.text
 

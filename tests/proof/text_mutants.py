@@ -17,7 +17,7 @@ from tilescale.codegen.host.build import INCLUDE
 # Lines of these functions run in the scale model alone, in time that the emulator does not model.
 PACED = ("walk_links", "walk_packets", "reserve_links", "pace_step", "links_of", "next_store", "drain", "charge_rows")
 HEADERS = ("carry.cuh", "comm.cuh", "contract.cuh", "copy.cuh", "epilogue.cuh", "gemm.cuh", "gemm_mma.cuh",
-           "gemm_split.cuh", "gemm_store.cuh", "gemm_stream.cuh", "kernels.cuh", "moe.cuh", "multimem.cuh",
+           "gemm_split.cuh", "gemm_store.cuh", "gemm_stream.cuh", "grouped.cuh", "kernels.cuh", "moe.cuh", "multimem.cuh",
            "norm.cuh", "packets.cuh", "scales.cuh", "share.cuh", "small_m.cuh", "sum.cuh")
 
 
@@ -46,7 +46,8 @@ LOST: dict[str, str] = {
     "lost arrival": "mb_arrive|mb_expect|cluster_mb_arrive|release|named_arrive",
     "lost copy": (
         "bulk_load|bulk_store|tma_load_3d|tma_load_2d|tma_load_2d_multicast|load_next|load_stage|load_b|load_segment|load_parts|"
-        "load_tile|copy_rows|copy_stage|copy_ahead|copy_async|load_fragments|load_matrices|load_matrices_turned"),
+        "load_tile|load_group_stage|copy_rows|copy_stage|copy_ahead|copy_async|load_fragments|load_matrices|"
+        "load_matrices_turned"),
     "lost product": (
         "wgmma|wgmma_turned|multiply_stage|multiply_tile|multiply_tile_promoted|small_multiply|small_stage|multiply_segment|"
         "contract_tile|mma_tile|warp_multiply|warp_segment"),
@@ -58,7 +59,8 @@ LOST: dict[str, str] = {
     "lost scale": "scale_rows|scale_four|load_scales",
     "lost task": (
         "route_step|total_step|send_step|place_step|tally_step|return_step|weigh_step|ragged_step|add_warps|begin_rows|"
-        "find_rows|move_row|place_row|weigh_token|add_weighted|tell_failed"
+        "find_rows|move_row|place_row|weigh_token|add_weighted|tell_failed|arrange_step|send_group_step|place_group_step|"
+        "read_heads|group_step|tell_group"
     ),
     "lost setting up": "mb_init",
     "lost end of a call": "finish",
@@ -169,7 +171,7 @@ _SCALED = ("scaled rows and columns", "scaled blocks", "few rows scaled", "few r
 _PACKETS = ("packets", "packets of three", "packets twice", "packets of two, twice")
 _SUMS = ("sum", "sum of floats", "sum of odd sizes", "sum of three", "sum handed out", "scatter")
 _SWITCH = ("switch stores", "switch sums", "switch sums floats")
-_DISPATCHES, _COMBINES = ("dispatch", "dispatch pulled"), ("combine", "combine pulled")
+_DISPATCHES, _COMBINES = ("dispatch", "dispatch pulled"), ("combine", "combine pulled", "products of experts back")
 _STREAMED = ("streamed", "streamed in clusters", "one tile streamed")
 _WARPS = ("warps", "warps, row-major B", "warps, odd columns", "warps, then bias and swiglu")
 _CLUSTERS = ("product in clusters", "product in clusters, col")
@@ -217,7 +219,11 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "moe.cuh": {
         **dict.fromkeys(("slot_of", "send_step", "place_step", "place_row"), _DISPATCHES),
         **dict.fromkeys(("tally_step", "return_step", "find_rows", "weigh_step", "weigh_token", "add_weighted"), _COMBINES),
+        **dict.fromkeys(("route_step", "begin_rows"), ("dispatch", "combine pulled", "experts beside")),
         "": ("dispatch", "combine pulled")},
+    "grouped.cuh": {
+        **dict.fromkeys(("tell_group", "for_group_tiles"), ("experts beside", "products of experts back")),
+        "": ("experts beside", "experts behind")},
     "carry.cuh": {"": ("carried", "carried odd")},
     "sum.cuh": {"": _SUMS},
 }

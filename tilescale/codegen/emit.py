@@ -51,12 +51,14 @@ from tilescale.errors import PlanError
 from tilescale.schedules import tile
 from tilescale.schedules.contracting import BOTH, contraction_size
 from tilescale.schedules.gather import SIGNAL_THREADS
+from tilescale.schedules.grouped import routed_geometry
 from tilescale.schedules.lower import lower
 from tilescale.schedules.packets import exchanges_packets
 from tilescale.schedules.plan import (
     Contract,
     Copy,
     Gemm,
+    Grouped,
     Launch,
     MultimemReduce,
     MultimemStore,
@@ -70,7 +72,6 @@ from tilescale.schedules.plan import (
     Sum,
     Wait,
 )
-from tilescale.schedules.ragged import ragged_geometry
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
 
@@ -158,7 +159,7 @@ class _Emitter:
             first = len(rows)
             rows += self._rows(rank, role, number)
             number += len(role.steps)
-            multiplies = launch.family in ("gemm", "small_m") or any(isinstance(s, Gemm | Contract) for s in role.steps)
+            multiplies = launch.family in ("gemm", "small_m") or any(_multiplies(s) for s in role.steps)
             kind = ROLE_GEMM if multiplies else ROLE_COPY
             blocks += [BlockRow(kind, first, len(rows) - first, i, role.blocks) for i in range(role.blocks)]
             participants += role.blocks
@@ -177,7 +178,7 @@ class _Emitter:
             if isinstance(step, Pieces):  # the row of the group
                 return [replace(self._row(rank, role.steps[-1], number, 0), first_tile=self._slot(step.parts[0], rank))]
             if isinstance(step, Ragged):
-                geo = ragged_geometry(self.spec, self.schedule.direction, role.blocks)
+                geo = routed_geometry(self.spec, self.schedule, role.blocks)
                 rows += ragged_rows(step, number + i, rank, geo, lambda region: self._slot(region, rank))
                 continue
             row = self._row(rank, step, number + i, tiles)
@@ -299,12 +300,18 @@ class _Emitter:
         return self.slots.index(Slot(region.buffer, EVERY_RANK))
 
     def _product(self) -> tuple[int, int]:
-        step = next((s for launch in self.plan.ranks[0] for s in launch.steps if isinstance(s, Gemm | Contract)), None)
+        step = next((s for launch in self.plan.ranks[0] for s in launch.steps if _multiplies(s)), None)
         if isinstance(step, Contract):
             return step.n, contraction_size(self.plan.goal)
+        if isinstance(step, Grouped):
+            return step.products[2], step.products[3]
         if step is None and self.plan.goal.then:
             return self.spec.output.local_shape(0, self.plan.world)[-1], 0  # epilogues tell columns apart
-        return (step.n, step.k) if step else (0, 0)
+        return (step.n, step.k) if isinstance(step, Gemm) else (0, 0)
+
+
+def _multiplies(step: Step) -> bool:
+    return isinstance(step, Gemm | Contract) or (isinstance(step, Grouped) and bool(step.products))
 
 
 def loops_of(copy: Copy) -> tuple[tuple[int, int, int], ...]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 
 from tilescale.codegen.program import Program
+from tilescale.runtime.conformance_parts import Parts
 from tilescale.runtime.emulator_report import Range, RunReport, Signalled, StepLog, Waited
 from tilescale.schedules.contracting import BOTH
 from tilescale.schedules.packets import buffers_of
@@ -16,6 +17,7 @@ from tilescale.schedules.plan import (
     Contract,
     Copy,
     Gemm,
+    Grouped,
     MultimemStore,
     Pieces,
     Plan,
@@ -43,6 +45,7 @@ def deviations(plan: Plan, program: Program, report: RunReport, calls: int, firs
     partly = {extra.buffer for extra in plan.goal.extras if extra.partly}
     log = {(s.call, s.rank, s.step): s for s in report.log}
     for call in range(calls):
+        parts = Parts(call, first_call + call, strides)
         for rank in range(plan.world):
             totals = plan.counter_totals(rank)
             for number, launch, role, step in plan.steps_of(rank):
@@ -57,10 +60,13 @@ def deviations(plan: Plan, program: Program, report: RunReport, calls: int, firs
                     found = _of_inputs(found, wanted, (step.local,))
                 if isinstance(step, Pieces | SharedGemm):
                     found = _of_inputs(found, wanted, (step.a, step.b))
+                if isinstance(step, Grouped):
+                    parts.add(step, found)
                 if isinstance(step, Ragged):
                     found = _bounded(found, wanted)
                 place = f"call {call} rank {rank} launch {launch.name} step {number} ({type(step).__name__})"
                 yield from _differences(place, wanted, found)
+        yield from parts.shared()
     for (call, rank, number), rest in sorted(log.items()):
         if number >= 0 and (rest.reads or rest.writes or rest.signals):
             yield f"call {call} rank {rank}: step {number} is not in the plan, and was carried out"
@@ -85,6 +91,9 @@ def _declared(step: Step, role: Role, rank: int, number: int, call: int, strides
         written = (step.dst, *step.others) if isinstance(step, SumPackets) else (step.dst,)
         return StepLog(call, rank, number, reads=_joined(map(where, (*step.srcs, *step.extras))),
                        writes=_joined(map(where, written)))
+    if isinstance(step, Grouped):  # by the ranges that its parts lie in
+        reads, writes = step.within[:len(step.reads)], step.within[len(step.reads):]
+        return StepLog(call, rank, number, reads=_joined(map(where, reads)), writes=_joined(map(where, writes)))
     if isinstance(step, Ragged):
         return StepLog(call, rank, number, reads=_joined(map(where, step.reads)), writes=_joined(map(where, step.writes)))
     if isinstance(step, Signal):

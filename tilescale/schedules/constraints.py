@@ -13,14 +13,16 @@ from tilescale.schedules.blocks import blocks_of
 from tilescale.schedules.exchanges import exchange_geometry, exchange_of, exchanges
 from tilescale.schedules.footprint import SUMMED
 from tilescale.schedules.geometry import gathers_everywhere
+from tilescale.schedules.grouped import grouped, routed_geometry
 from tilescale.schedules.knob import BY_NAME
-from tilescale.schedules.ragged import RaggedGeometry, ragged, ragged_geometry
+from tilescale.schedules.ragged import RaggedGeometry, ragged
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.streaming import stream
 from tilescale.schedules.sums import WINDOW_BYTES, geometry_of, in_packets, norm_bytes, summed, sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import contraction_inner, contracts, gathered_operand, in_blocks, in_whole_shards
 from tilescale.spec.op import Spec
+from tilescale.spec.ops._moe import combines
 from tilescale.spec.scales import BLOCK
 
 MAX_CHUNKS = 64
@@ -44,7 +46,7 @@ class Constraint:
 
 
 def _ragged(spec: Spec, s: Schedule) -> RaggedGeometry:
-    return ragged_geometry(spec, s.direction, s.num_comm_blocks)
+    return routed_geometry(spec, s, s.num_comm_blocks)
 
 
 def _generated(spec: Spec, s: Schedule) -> bool:
@@ -173,6 +175,8 @@ def _peers(spec: Spec) -> int:
 
 
 def _depth_within_transfers(spec: Spec, s: Schedule) -> bool:
+    if grouped(spec):
+        return _ragged(spec, s).local % s.depth == 0
     shared_out = s.overlap == "fused" and not _ring_of_sums(spec, s)
     return s.depth <= num_chunks(spec, s) * (_peers(spec) if shared_out else 1)
 
@@ -198,7 +202,7 @@ def _operand_alignment(spec: Spec, s: Schedule) -> bool:
     if contracts(spec) or in_blocks(spec):
         return all(pitch % 16 == 0 for pitch in _factor_pitches(spec))
     b = spec.inputs[1]
-    k, n = b.local_shape(0, spec.world)
+    k, n = b.local_shape(0, spec.world)[-2:]
     return _row_bytes(spec) % 16 == 0 and (k if b.order == "col" else n) * b.itemsize % 16 == 0
 
 
@@ -377,6 +381,12 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("ragged_pull", "rows are pulled where peers can read them: symmetric, or as many tokens on every rank, "
                "copied first",
                lambda spec, s: not ragged(spec) or s.direction == "push" or _ragged(spec, s).pullable),
+    Constraint("grouped_pushes", "tokens that experts multiply are pushed, group by group",
+               lambda spec, s: not grouped(spec) or s.direction == "push"),
+    Constraint("products_before_combine", "products of experts are complete before they go back",
+               lambda spec, s: not (grouped(spec) and combines(spec)) or s.overlap == "none"),
+    Constraint("grouped_generated", "libraries multiply matrices whose sizes the host knows: products of experts are "
+               "generated", lambda spec, s: not grouped(spec) or s.compute == "generated"),
     Constraint("ragged_shared_memory", "the numbers of experts fit the shared memory of a block",
                lambda spec, s: not ragged(spec) or _ragged(spec, s).shared_bytes <= spec.topology.gpu.smem_bytes),
     Constraint("engine_contiguous", "a copy engine copies contiguous bytes, not rows at a pitch",
@@ -402,7 +412,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                                     and s.transport == "copy_engine" and s.direction == "pull")),
     Constraint("even_products", "products of the rows that a rank gathers are generated where all shards have as many",
                lambda spec, s: not _generated(spec, s) or spec.operation.moves == () or sums(spec)
-               or len(set(_local_rows(spec))) == 1),
+               or ragged(spec) or len(set(_local_rows(spec))) == 1),
     Constraint("rows_to_multiply", "products of no rows are left to the library, which is not called for them",
                lambda spec, s: not _generated(spec, s) or spec.mnk[0] > 0),
     Constraint("product_arch", "generated products use wgmma, which sm_90a has, or mma.sync behind cp.async, before sm_90",
@@ -425,7 +435,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("operand_alignment", "rows of both operands are multiples of 16 bytes", _operand_alignment),
     Constraint("chunk_within_shard", "a chunk is no larger than the shard needs", _chunk_within_shard),
     Constraint("whole_tiles", "a chunk is made of whole tiles, or is the shard", _whole_tiles),
-    Constraint("depth_within_transfers", "no more chunks are in flight than there are", _depth_within_transfers),
+    Constraint("depth_within_transfers", "no more chunks are in flight than there are; experts of a rank are cut into "
+               "equal groups", _depth_within_transfers),
     Constraint("order_matters", "the order of chunks matters only with several chunks and several peers", _order_matters),
     Constraint("depth_divides_blocks", "every chunk in flight gets the same number of blocks",
                lambda spec, s: s.num_comm_blocks % s.depth == 0),

@@ -17,6 +17,7 @@ from tilescale.schedules.plan import (
     Copy,
     Gemm,
     GetPackets,
+    Grouped,
     Launch,
     MultimemReduce,
     MultimemStore,
@@ -120,7 +121,8 @@ def describe(step: Step) -> str:
         place = "".join(word for word, there in ((", first", step.first), (", last", step.last)) if there)
         return f"Contract {step.m}x{step.n}x{step.k} of {_region(step.segment)} from {step.at}{place}"
     if isinstance(step, Ragged):
-        return f"Ragged {step.task} for rank {step.peer}"
+        group = f", group {step.group}" if isinstance(step, Grouped) else ""
+        return f"Ragged {step.task} for rank {step.peer}{group}"
     if isinstance(step, Signal):
         return f"Signal +{step.value} to counter {step.counter} of rank {step.rank}"
     return f"Wait for {step.value} on counter {step.counter}"
@@ -289,6 +291,7 @@ def check_steps(plan: Plan) -> Counterexample | None:
         GetPackets: lambda plan, rank, step: _check_copy(plan, rank, step) or check_packets(plan, rank, step),
         SumPackets: lambda plan, rank, step: _check_sum(plan, rank, step) or check_packets(plan, rank, step),
         Ragged: _check_ragged,
+        Grouped: lambda plan, rank, step: _check_ragged(plan, rank, step) or _check_grouped(step),
         Signal: _check_signal,
         Wait: _check_wait,
     }
@@ -413,6 +416,19 @@ def _check_multicast(plan: Plan, step: Step, regions: Sequence[Region]) -> Probl
 def _check_ragged(plan: Plan, rank: int, step: Ragged) -> Problem | None:
     if not plan.goal.ragged or not 0 <= step.peer < plan.world:
         return "structure", f"a ragged step is for one of {plan.world} ranks, of a ragged operation; got {describe(step)}"
+    return None
+
+
+def _check_grouped(step: Grouped) -> Problem | None:
+    """Every part lies within a known range."""
+    touched = (*step.reads, *step.writes)
+    inside = len(step.within) == len(touched) and all(
+        (part.buffer, part.rank) == (whole.buffer, whole.rank) and whole.offset <= part.offset and part.end <= whole.end
+        for part, whole in zip(touched, step.within, strict=True))
+    if not inside or not 0 <= step.group < step.groups:
+        return "structure", (
+            f"a step for one of {step.groups} groups says of every part within which range it lies; got "
+            f"{describe(step)} of group {step.group}")
     return None
 
 

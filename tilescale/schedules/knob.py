@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tilescale.errors import ScheduleError, nearest
 from tilescale.schedules import tile
 from tilescale.schedules.algorithms import ALGORITHMS
+from tilescale.schedules.grouped import grouped
 from tilescale.schedules.ragged import ragged
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import sums
@@ -112,6 +113,8 @@ def _by_packets(spec: Spec, chosen: Partial) -> bool:
 
 
 def _streams(spec: Spec, chosen: Partial) -> bool:
+    if grouped(spec):
+        return chosen["overlap"] == "fused"
     if ragged(spec):
         return False
     return chosen["overlap"] == "chunked" or (chosen["overlap"] == "fused" and _sends(spec, chosen))

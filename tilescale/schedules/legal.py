@@ -9,6 +9,7 @@ from tilescale.schedules import tile
 from tilescale.schedules.algorithms import ALGORITHMS
 from tilescale.schedules.exchanges import exchange_of, exchanges
 from tilescale.schedules.geometry import gathers_everywhere
+from tilescale.schedules.grouped import grouped
 from tilescale.schedules.knob import BY_NAME, WARP_COLUMNS
 from tilescale.schedules.plan import PACKET_BYTES
 from tilescale.schedules.ragged import ragged, ragged_geometry
@@ -18,6 +19,7 @@ from tilescale.schedules.sums import in_packets, summed, sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import contracts, in_blocks, in_whole_shards
 from tilescale.spec.op import Spec
+from tilescale.spec.ops._moe import combines
 from tilescale.spec.scales import BLOCK
 
 DIRECTIONS = ("push", "pull")
@@ -165,9 +167,25 @@ def _check_ragged(spec: Spec, s: Schedule) -> None:
     if s.overlap == "fused" and s.num_comm_blocks >= share:
         raise ScheduleError(f"a gang beside the one that sends has some of {share} SMs",
                             f"num_comm_blocks={s.num_comm_blocks}", "use fewer")
-    if s.direction == "pull" and not ragged_geometry(spec, s.direction, s.num_comm_blocks).pullable:
+    if grouped(spec):
+        _check_grouped(spec, s)
+    elif s.direction == "pull" and not ragged_geometry(spec, s.direction, s.num_comm_blocks).pullable:
         raise ScheduleError("rows are pulled where peers can read them", f"{spec.op}, direction='pull'",
                             "declare inputs='symmetric', or use direction='push'")
+
+
+def _check_grouped(spec: Spec, s: Schedule) -> None:
+    if s.direction != "push" or s.compute != "generated":
+        raise ScheduleError("what experts multiply is pushed, and multiplied by a generated kernel",
+                            f"{spec.op}, direction={s.direction!r}, compute={s.compute!r}",
+                            "use direction='push', compute='generated'")
+    if combines(spec) and s.overlap != "none":
+        raise ScheduleError("products of experts are complete before they go back", f"{spec.op}, overlap={s.overlap!r}",
+                            "use overlap='none'")
+    local = ragged_geometry(spec, "push", 1).local
+    if local % s.depth:
+        raise ScheduleError("experts of a rank are cut into equal groups", f"depth={s.depth}, {local} experts a rank",
+                            "make depth divide the experts of a rank")
 
 
 def _check_copying(s: Schedule, sends: bool, chunks: bool) -> None:

@@ -283,9 +283,26 @@ class Ragged:
     expected: int = 0
 
 
+@dataclass(frozen=True)
+class Grouped(Ragged):
+    """A Ragged step for one of `groups` groups of the experts of a rank.
+
+    What belongs to a group lies where the device alone knows. Regions name it by parts: a buffer, or a range of it, is cut
+    into as many parts as there are groups, and part g stands for what belongs to group g. `within`: of every region of
+    `reads`, then of `writes`, the range that all that it stands for lies in. That what steps touch of different parts is
+    different is shown by emulations (see conformance.py). `products`: of a grouped GEMM, how many it makes and the M, N
+    and K of each, M where tokens are routed as declared.
+    """
+
+    group: int = 0
+    groups: int = 1
+    within: tuple[Region, ...] = ()
+    products: tuple[int, ...] = ()
+
+
 PacketStep = PutPackets | SumPackets | GetPackets
-Step = (Copy | Reduce | Clear | Signal | Wait | Gemm | Sum | Contract | Ragged | MultimemStore | MultimemReduce | Pieces
-        | SharedGemm | PutPackets | SumPackets | GetPackets)
+Step = (Copy | Reduce | Clear | Signal | Wait | Gemm | Sum | Contract | Ragged | Grouped | MultimemStore | MultimemReduce
+        | Pieces | SharedGemm | PutPackets | SumPackets | GetPackets)
 
 
 @dataclass(frozen=True)
@@ -307,8 +324,8 @@ class Launch:
 
     It starts when the launch before it on its `stream` and all of `after` have completed. Blocks of the roles are
     numbered in the order of `roles`. `family`: which kernel carries it out, "copy", "signal", "sum", "packets",
-    "gemm", "fused" or "moe"; or "copy_engine", "library". `cluster`: consecutive blocks that start together and reach each
-    other's shared memory.
+    "gemm", "fused", "moe", "grouped" or "grouped_fused"; or "copy_engine", "library". `cluster`: consecutive blocks that
+    start together and reach each other's shared memory.
     """
 
     name: str

@@ -11,6 +11,9 @@ from math import prod
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import summed, sums
 from tilescale.spec.op import Spec
+from tilescale.spec.ops._experts import part_dtype
+from tilescale.spec.ops._moe import combines
+from tilescale.spec.routed import is_routed
 from tilescale.spec.tensor import ITEMSIZE
 
 ROWS = 64              # of a product instruction
@@ -35,6 +38,8 @@ class Staging:
 
 def product_dtype(spec: Spec) -> str:
     """Element type that a product is stored in: the output's, or that of the parts of a sum."""
+    if is_routed(spec) and combines(spec):
+        return part_dtype(spec)
     return summed(spec).element if sums(spec) else spec.output.dtype
 
 
@@ -111,7 +116,15 @@ def stage_bytes(spec: Spec, s: Schedule) -> int:
 
 
 def _fixed_bytes(spec: Spec, s: Schedule) -> int:
-    return s.num_stages * stage_bytes(spec, s) + -(-2 * s.num_stages * BARRIER_BYTES // 16) * 16
+    barriers = -(-2 * s.num_stages * BARRIER_BYTES // 16) * 16
+    return s.num_stages * stage_bytes(spec, s) + barriers + _table_bytes(spec, s)
+
+
+def _table_bytes(spec: Spec, s: Schedule) -> int:
+    """Where experts multiply: a barrier a group, and of each expert how many rows there are, and where they lie."""
+    if not is_routed(spec):
+        return 0
+    return -(-(s.depth * BARRIER_BYTES + 3 * 4 * spec.inputs[1].local_shape(0, spec.world)[0]) // 16) * 16
 
 
 def landing_bytes(spec: Spec, s: Schedule) -> int:
@@ -129,7 +142,7 @@ def staging(spec: Spec, s: Schedule) -> Staging:
     if small_m(spec):
         return Staging(s.block_n, 1, False, s.block_m * (s.block_n + 4) * 4)
     out, stored = ITEMSIZE[product_dtype(spec)], stored_columns(spec, s)
-    columns = spec.inputs[1].local_shape(0, spec.world)[1] * stored // s.block_n
+    columns = spec.inputs[1].local_shape(0, spec.world)[-1] * stored // s.block_n
     warps = 4 * consumers(spec, s)
     if mma_sync(spec):
         warps, stored = prod(warp_grid(s)), stored // warp_grid(s)[1]

@@ -24,7 +24,11 @@ enum SumForm : u32 { kSumParts = 0, kSumBegun = 1, kSumAdded = 2, kSumCompleted 
 // receive; per_call: the task; rows: rows behind it; size: tokens, or rows, of this rank; first_tile: bytes of a row;
 // peer: bytes of a segment before its tokens or rows, 0 where these do not go through it. The first row behind it names
 // the indices (source), the numbers of the entries (target), and the tokens of the largest shard (size).
-enum RaggedTask : u32 { kRoute = 1, kTotal = 2, kSend = 3, kPlace = 4, kTally = 5, kReturn = 6, kWeigh = 7 };
+// Where experts multiply their rows, that row holds the group (value).
+enum RaggedTask : u32 {
+  kRoute = 1, kTotal = 2, kSend = 3, kPlace = 4, kTally = 5, kReturn = 6, kWeigh = 7, kArrange = 8, kSendGroup = 9,
+  kPlaceGroup = 10, kProducts = 11
+};
 
 // One row of a step table (64 bytes).
 struct Step {
