@@ -4,7 +4,7 @@
 
 For every operation of the tables, on the topologies that they are measured on: all kernels of those that communicate, and
 of products without communication those of the schedules that the cost model ranks first for every layer, and first of those
-that share tiles. Each text once.
+that share tiles or take turns at them. Each text once.
 Needs no GPU. Exits with 1 where one spills, or does not compile.
 """
 
@@ -58,14 +58,15 @@ def workloads() -> Iterator[Spec]:
 
 
 def first(spec: Spec, each: int) -> tuple[Schedule, ...]:
-    """Of products without communication the schedules that the cost model ranks first, of all and of those that share
-    tiles; of others one for every kernel that the space holds."""
+    """Of products without communication the schedules that the cost model ranks first, of all, of those that share
+    tiles and of those whose warpgroups take turns; of others one for every kernel that the space holds."""
     limits: dict[str, Sequence[str | int]] = {"compute": ["generated"]} if spec.operation.compute == "gemm" else {}
     found = Space(spec, limits).schedules
     if spec.local:
         ranked = sorted(found, key=lambda schedule: product_us(spec, schedule))
         shared = [schedule for schedule in ranked if schedule.stream_k]
-        return tuple(dict.fromkeys([*ranked[:each], *shared[:1]]))
+        turns = [schedule for schedule in ranked if schedule.consumers == "pingpong"]
+        return tuple(dict.fromkeys([*ranked[:each], *shared[:1], *turns[:1]]))
     kinds: dict[tuple[object, ...], Schedule] = {}
     for schedule in found:
         kinds.setdefault(tuple(getattr(schedule, name) for name in SHAPING), schedule)

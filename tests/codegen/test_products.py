@@ -51,6 +51,15 @@ CASES: dict[str, tuple[Spec, Schedule]] = {
     "tiles shared, then bias and gelu": (local_gemm(MAIN, then=("bias", "gelu")), replace(BASE, stream_k=1)),
     "tiles of bytes shared": (local_gemm(MAIN, dtype="float8_e4m3fn", out_dtype="bfloat16"), replace(
         BASE, block_n=96, block_k=128, num_stages=4, stream_k=2)),
+    "warpgroups by turns": (local_gemm(MAIN), replace(BASE, block_n=128, num_stages=5, consumers="pingpong")),
+    "warpgroups by turns, 64 rows, row-major B": (
+        local_gemm(MAIN, order="row"), replace(BASE, block_m=64, num_stages=4, consumers="pingpong")),
+    "warpgroups by turns, 176 columns, float32 out": (
+        local_gemm(MAIN, out_dtype="float32"), replace(BASE, block_n=176, num_stages=4, consumers="pingpong")),
+    "warpgroups by turns in clusters": (
+        local_gemm(MAIN), replace(BASE, block_n=128, num_stages=5, cluster_m=2, consumers="pingpong")),
+    "warpgroups by turns, then bias and gelu": (
+        local_gemm(MAIN, then=("bias", "gelu")), replace(BASE, block_n=128, num_stages=5, consumers="pingpong")),
     "1 row": (local_gemm((1, 3584, 4096)), replace(SMALL, block_m=8)),
     "16 rows, parts": (local_gemm((16, 3584, 4096)), replace(SMALL, split_k=2)),
     "64 rows, two warpgroups": (local_gemm((64, 3584, 4096)), replace(SMALL, block_m=64, block_n=128, num_stages=3)),

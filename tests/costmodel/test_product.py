@@ -35,6 +35,11 @@ def test_tiles_are_shared_where_the_last_wave_is_short() -> None:
     assert product_us(whole, short) < product_us(whole, replace(short, stream_k=2))
 
 
+def test_stores_beneath_products_cost_less_where_there_are_many_waves() -> None:
+    spec, small = local_gemm((8192, 8192, 512)), replace(BASE, block_n=128)
+    assert product_us(spec, replace(small, consumers="pingpong")) < product_us(spec, small)
+
+
 def test_leaving_sums_costs_more_than_it_saves_where_a_contraction_is_short() -> None:
     spec = local_gemm((4096, 4096, 512))
     assert product_us(spec, BASE) < product_us(spec, replace(BASE, stream_k=2))

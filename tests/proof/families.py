@@ -162,6 +162,7 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "product": (_local(), LOCAL),
     "product in clusters": (_local(), replace(LOCAL, block_m=128, cluster_m=2)),
     "product with a shared contraction": (_local(), SPLIT),
+    "product by turns": (_local(), replace(LOCAL, consumers="pingpong", num_stages=4)),
     "product with streamed tiles": (_local(), STREAM),
     "product of few rows": (_local(13, "col"), FEW),
     "ag_gemm then bias and silu": (ag_gemm((384, 384, 128), 3, then=("bias", "silu")), FUSED),

@@ -121,6 +121,9 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
         gemm_rs((304, 304, 816), 2, out="Partial", order="col", on=_ON), replace(LOCAL, block_m=64, cluster_m=2)),
     "shared contraction": (
         gemm_rs((304, 304, 816), 2, out="Partial", out_dtype="float32", on=_ON), replace(SPLIT, split_k=3)),
+    "turns": (gemm_rs((130, 200, 640), 2, out="Partial", on=_ON), replace(LOCAL, consumers="pingpong", num_stages=4)),
+    "turns in clusters": (gemm_rs((300, 200, 640), 2, out="Partial", order="col", on=_ON), replace(
+        LOCAL, consumers="pingpong", num_stages=4, cluster_m=2)),
     "streamed": (gemm_rs((130, 200, 256), 2, out="Partial", on=_REAL), STREAM),
     "streamed in clusters": (
         gemm_rs((270, 200, 640), 2, out="Partial", on=_REAL), replace(STREAM, block_m=128, cluster_m=2)),

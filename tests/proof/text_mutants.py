@@ -17,8 +17,8 @@ from tilescale.codegen.host.build import INCLUDE
 # Lines of these functions run in the scale model alone, in time that the emulator does not model.
 PACED = ("walk_links", "walk_packets", "reserve_links", "pace_step", "links_of", "next_store", "drain", "charge_rows")
 HEADERS = ("carry.cuh", "comm.cuh", "contract.cuh", "copy.cuh", "epilogue.cuh", "gemm.cuh", "gemm_mma.cuh",
-           "gemm_split.cuh", "gemm_store.cuh", "gemm_stream.cuh", "grouped.cuh", "kernels.cuh", "moe.cuh", "multimem.cuh",
-           "norm.cuh", "packets.cuh", "scales.cuh", "share.cuh", "small_m.cuh", "sum.cuh")
+           "gemm_pingpong.cuh", "gemm_split.cuh", "gemm_store.cuh", "gemm_stream.cuh", "grouped.cuh", "kernels.cuh",
+           "moe.cuh", "multimem.cuh", "norm.cuh", "packets.cuh", "scales.cuh", "share.cuh", "small_m.cuh", "sum.cuh")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class TextMutant:
 # Lost statements, by what is lost.
 LOST: dict[str, str] = {
     "lost fence": "fence_system|fence_alias|fence_async_global|fence_async_smem|mb_fence_init|wg_fence|grid_wait",
-    "lost block barrier": "sync|named_barrier|warp_sync",
+    "lost block barrier": "sync|named_barrier|warp_sync|take_turn|pass_turn",
     "lost meeting of a cluster": "cluster_sync",
     "lost signal": "signal_add|signal_step|tell_left",
     "lost wait": ("wait_step|wait_left|copy_async_wait|barrier_wait|bulk_wait|bulk_wait_read|wg_wait|pause_until|"
@@ -64,7 +64,7 @@ LOST: dict[str, str] = {
     ),
     "lost setting up": "mb_init",
     "lost end of a call": "finish",
-    "lost move of the ring": r"ring\.next",
+    "lost move of the ring": r"ring\.next|ring\.skip_stages",
 }
 REPEATED: dict[str, str] = {
     "repeated signal": "signal_add|signal_step|tell_left",
@@ -81,6 +81,8 @@ HARMLESS: dict[tuple[str, str], str] = {
     ("lost wait", "wait_step: pause_until(counter, target)"): "it polls without a pause; the acquire is the wait",
     ("lost wait", "gemm_consumer: wait_left<C>(call, step, GemmLayout<C>::consumers * 128)"): (
         "a block that adds nothing up needs none: that all wait only makes the plan say what each does"),
+    **{("lost block barrier", place): "it only keeps the products of two warpgroups from slowing each other down"
+       for place in ("gemm_consumer: take_turn(turn)", "take_turn: named_barrier(kTurn + warpgroup, 256u)")},
     ("lost meeting of a cluster", "gemm_role: cluster_sync()"): "threads that have ended are not waited for",
     ("lost block barrier", "sum_over_cluster: warp_sync()"): "all lanes of a warp take the branch before it",
     ("lost block barrier", "copy_role: warp_sync()"): "lanes that do nothing but wait for it; a warp begins together",
@@ -172,6 +174,7 @@ _PACKETS = ("packets", "packets of three", "packets twice", "packets of two, twi
 _SUMS = ("sum", "sum of floats", "sum of odd sizes", "sum of three", "sum handed out", "scatter")
 _SWITCH = ("switch stores", "switch sums", "switch sums floats")
 _DISPATCHES, _COMBINES = ("dispatch", "dispatch pulled"), ("combine", "combine pulled", "products of experts back")
+_TURNS = ("turns", "turns in clusters")
 _STREAMED = ("streamed", "streamed in clusters", "one tile streamed")
 _WARPS = ("warps", "warps, row-major B", "warps, odd columns", "warps, then bias and swiglu")
 _CLUSTERS = ("product in clusters", "product in clusters, col")
@@ -197,8 +200,9 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
             "product of bytes", "scaled rows and columns", "scaled product"),
         "gemm_role": ("gemm", *_CLUSTERS, "shared contraction"), "multiply_tile_promoted": _BYTES, "promote": _BYTES,
         "load_scales": ("scaled blocks",), "promote_scaled": ("scaled blocks",),
-        "begun": _STREAMED, "": _TILES},
+        "begun": _STREAMED, **dict.fromkeys(("skip_stages", "part_of_tile", "tiles_of_block"), _TURNS), "": _TILES},
     "gemm_stream.cuh": {"": _STREAMED},
+    "gemm_pingpong.cuh": {"": _TURNS},
     "gemm_mma.cuh": {"": _WARPS},
     "gemm_split.cuh": {"": ("shared contraction",)},
     "gemm_store.cuh": {
@@ -235,6 +239,7 @@ _OTHERS = ("fused pull", "gemm", "tma", "parts")
 
 
 _SHARING = ("leave_part", "tell_left", "wait_left", "join_parts", "(range.")  # what the lines of shared tiles hold
+_TAKING = ("take_turn", "pass_turn", "skip_stages", "kStages", "Pingpong")  # and where warpgroups take turns
 _BY_TMA = ("tma", "mb_", "pipe", "fence_async", "tile + done")  # what the lines of copies by TMA hold
 
 
@@ -243,6 +248,8 @@ def _runs(header: str, function: str, place: str) -> tuple[str, ...]:
         function = "copy_by_tma"
     if header == "gemm.cuh" and any(word in place for word in _SHARING):
         return _STREAMED
+    if header == "gemm.cuh" and any(word in place for word in _TAKING):
+        return _TURNS
     for begin, runs in BY_PLACE.items():
         if place.startswith(begin):
             return runs

@@ -99,6 +99,22 @@ def test_tiles_of_full_waves_are_not_shared() -> None:
         lower(ag_gemm(), replace(BASE, overlap="none", num_comm_blocks=4, stream_k=1))
 
 
+def test_warpgroups_take_turns_where_blocks_have_several_tiles() -> None:
+    spec = local_gemm((8192, 8192, 3696))
+    turns = [s for s in space(spec) if s.consumers == "pingpong"]
+    assert turns
+    for schedule in turns:
+        assert schedule.block_m in (64, 128)
+        assert (schedule.split_k, schedule.stream_k) == (1, 0)
+        assert tile.tiles(spec, schedule) >= 2 * (132 // schedule.cluster_m)
+        assert tile.threads(spec, schedule) == 384
+    assert not [s for s in space(local_gemm((512, 3696, 4096))) if s.consumers == "pingpong" and s.block_m == 128]
+    with pytest.raises(ScheduleError, match="64 or 128 rows"):
+        lower(spec, replace(BASE, block_m=256, block_n=128, consumers="pingpong"))
+    with pytest.raises(ScheduleError, match="where nothing is sent"):
+        lower(spec, replace(BASE, stream_k=1, consumers="pingpong"))
+
+
 def test_spaces_of_operations_that_move_data_hold_no_clusters() -> None:
     spec = matmul(Tensor((4096, 8192), "bfloat16", FullRow), Tensor((8192, 10240), "bfloat16", FullCol), out=FullCol,
                   topology=topology(4))
@@ -112,7 +128,7 @@ def test_knobs_that_came_later_leave_digests_as_they_were() -> None:
     assert replace(BASE, cluster_m=2).digest != BASE.digest != replace(BASE, split_k=2).digest
     assert replace(BASE, stream_k=1).digest != BASE.digest
     values = BASE.as_dict()
-    old = {name: value for name, value in values.items() if name not in ("cluster_m", "split_k", "stream_k")}
+    old = {name: value for name, value in values.items() if name not in ("cluster_m", "split_k", "stream_k", "consumers")}
     assert Schedule.from_dict(old).digest == BASE.digest
 
 

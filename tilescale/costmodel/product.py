@@ -20,6 +20,7 @@ MACS_A_CYCLE = 2048         # of one SM, dense 16-bit; twice as many of one-byte
 SMEM_BYTES_A_CYCLE = 128
 WARP_CLOCK_MHZ, WARP_MACS_A_CYCLE, WARP_EFFICIENCY = 1410.0, 1024, 0.85  # before sm_90
 START_US, WAVE_US = 3.0, 1.0
+TURN_US = 0.5               # of a wave but the last, where stores lie beneath another warpgroup's products; an estimate
 CLUSTER_US, SPLIT_US = 0.4, 1.2
 LEFT_GBPS = 60.0            # of one SM, sums that it leaves in memory or adds up from there: until measured, that of copies
 STEP_US = 0.16              # the least that a step takes: barriers, and the start of its products
@@ -57,8 +58,9 @@ def _tiles_us(spec: Spec, s: Schedule, k: int) -> float:
         return _stream_us(spec, s)
     full, rest = divmod(clusters, slots)
     steps = -(-k // s.block_k) / s.split_k
-    found = full * (steps * _step_us(spec, s, slots * size) + WAVE_US)
-    return found + (steps * _step_us(spec, s, rest * size) + WAVE_US if rest else 0.0)
+    waves = full + (1 if rest else 0)
+    ends = WAVE_US * waves if s.consumers != tile.PINGPONG else WAVE_US + TURN_US * (waves - 1)
+    return ends + full * steps * _step_us(spec, s, slots * size) + (steps * _step_us(spec, s, rest * size) if rest else 0.0)
 
 
 def _stream_us(spec: Spec, s: Schedule) -> float:

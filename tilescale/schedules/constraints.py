@@ -17,7 +17,7 @@ from tilescale.schedules.grouped import grouped, routed_geometry
 from tilescale.schedules.knob import BY_NAME
 from tilescale.schedules.ragged import RaggedGeometry, ragged
 from tilescale.schedules.schedule import Schedule
-from tilescale.schedules.streaming import stream
+from tilescale.schedules.streaming import stream, units_of
 from tilescale.schedules.sums import WINDOW_BYTES, geometry_of, in_packets, norm_bytes, summed, sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import contraction_inner, contracts, gathered_operand, in_blocks, in_whole_shards
@@ -32,7 +32,8 @@ MULTIPLIED = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 WHOLE_SUMS = ("direct", "scatter", "one_shot", "two_shot")  # algorithms that add up all parts in one step
 GROUP_ROWS = (1024, 2048)
 WARP_SUMS = 128
-STREAM_REGISTERS = 16  # of a thread that multiplies, which follow what tiles are shared
+TURN_ROWS, TURN_RESULTS = (64, 128), 64 * 128
+STREAM_REGISTERS = 16  # of a thread that multiplies, which follow what tiles are shared, or whose turn it is
 STREAM_FULL, STREAM_STEPS, STREAM_BLOCKS = 0.95, 4, 8  # share of a wave; blocks of a contraction; blocks of a tile
 
 
@@ -295,6 +296,13 @@ def _stream_evens(spec: Spec, s: Schedule) -> bool:
         and found.units <= STREAM_BLOCKS * found.shared and found.shared * found.steps >= STREAM_STEPS * found.units)
 
 
+def _turns(spec: Spec, s: Schedule) -> bool:
+    """Whether the stores of one warpgroup lie beneath the products of the other."""
+    return s.consumers == "cooperative" or (
+        s.block_m in TURN_ROWS and s.block_m * s.block_n >= TURN_RESULTS
+        and tile.tiles(spec, s) >= 2 * units_of(spec, s))
+
+
 def _multicast_moves(spec: Spec, s: Schedule) -> bool:
     """A switch hands on what everyone receives, and adds up what all ranks have."""
     return not _multicast(s) or (
@@ -446,8 +454,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("rows_suit_tile", "a tile has at least 64 rows; few rows have the tile that just holds them",
                _rows_suit_tile),
     Constraint("accumulators_fit", "the sums of a tile fit the registers of the threads that multiply",
-               lambda spec, s: not _generated(spec, s) or (
-                   tile.sum_registers(spec, s) <= MAX_ACCUMULATORS - (STREAM_REGISTERS if s.stream_k else 0))),
+               lambda spec, s: not _generated(spec, s) or tile.sum_registers(spec, s) <= MAX_ACCUMULATORS - (
+                   STREAM_REGISTERS if s.stream_k or s.consumers == tile.PINGPONG else 0)),
     Constraint("halves_stored_whole", "a tile whose columns become half as many stores them in pieces of 32 bytes",
                lambda spec, s: not _generated(spec, s) or tile.stored_columns(spec, s) % 16 == 0),
     Constraint("cluster_has_rows", "blocks of a cluster have a row of tiles each",
@@ -456,6 +464,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("split_fills", "blocks that share a contraction have a part each, and all tiles run at once", _split_fills),
     Constraint("stream_evens", "blocks share tiles along the contraction where the last wave is not nearly full, each at "
                f"least {STREAM_STEPS} blocks of it, and a tile in at most {STREAM_BLOCKS} parts", _stream_evens),
+    Constraint("turns", "warpgroups that take turns have tiles of 64 or 128 rows, of at least "
+               f"{TURN_RESULTS} results, and each several", _turns),
     Constraint("columns_needed", "a tile is no wider than its number of columns of tiles needs", _columns_needed),
     Constraint("raster_matters", "a group of rows of tiles spans about as many rows as a wave is wide", _raster_matters),
     Constraint("shared_memory", "the stages fit the shared memory of a block",

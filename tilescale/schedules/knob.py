@@ -141,6 +141,11 @@ def _streamed(spec: Spec, chosen: Partial) -> bool:
     return _clusters(spec, chosen) and chosen["split_k"] == 1
 
 
+def _takes_turns(spec: Spec, chosen: Partial) -> bool:
+    """Whether warpgroups may take turns at the tiles of a block, where each tile is its own."""
+    return _streamed(spec, chosen) and chosen["stream_k"] == 0
+
+
 def _tiles(moving: tuple[Value, ...], local: tuple[Value, ...], small: tuple[Value, ...]
            ) -> Callable[[Spec], tuple[Value, ...]]:
     """By kind of product: of operations that move data, local ones, and local ones of few rows."""
@@ -191,6 +196,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("copy_scope", ("block", "warpgroup", "warp"), "block", _scoped),
     Knob("protocol", ("simple", "ll"), "simple", _by_packets),
     Knob("stream_k", (0, 1, 2), 0, _streamed),
+    Knob("consumers", ("cooperative", "pingpong"), "cooperative", _takes_turns),
 )
 BY_NAME = {knob.name: knob for knob in KNOBS}
 

@@ -26,10 +26,12 @@ DIRECTIONS = ("push", "pull")
 OVERLAPS = ("none", "chunked", "fused")
 COMPUTES = ("generated", "library")
 ORDERS = ("peer_major", "chunk_major")
+CONSUMERS = ("cooperative", "pingpong")
 SCOPES = ("block", "warpgroup", "warp")
 PROTOCOLS = ("simple", "ll")
 MAX_BLOCKS = 1 << 16
 MAX_WAVES = 2
+TURN_ROWS = (64, 128)
 BLOCK_M = (8, 16, 32, 64, 128, 256)
 BLOCK_N = tuple(range(48, 257, 16))
 
@@ -60,6 +62,7 @@ def check(spec: object, schedule: object) -> None:
         _check_product(schedule)
         _check_warps(known, schedule)
         _check_stream(known, schedule)
+        _check_turns(known, schedule)
         _check_rows(known, schedule)
     if contracts(known):
         _check_contraction(known, schedule)
@@ -73,7 +76,7 @@ def _check_names(s: Schedule) -> None:
     choices: tuple[tuple[str, Collection[str]], ...] = (
         ("transport", TRANSPORTS.names()), ("algorithm", ALGORITHMS.names()), ("direction", DIRECTIONS),
         ("overlap", OVERLAPS), ("compute", COMPUTES), ("chunk_order", ORDERS),
-        ("copy_scope", SCOPES), ("protocol", PROTOCOLS))
+        ("copy_scope", SCOPES), ("protocol", PROTOCOLS), ("consumers", CONSUMERS))
     for name, known in choices:
         value = getattr(s, name)
         if value not in known:
@@ -295,6 +298,18 @@ def _check_stream(spec: Spec, s: Schedule) -> None:
     if not stream(spec, s).ranges:
         raise ScheduleError("waves whose tiles are shared are not full", f"{spec.label}, stream_k={s.stream_k}",
                             "use stream_k=0")
+
+
+def _check_turns(spec: Spec, s: Schedule) -> None:
+    """Warpgroups take turns at whole tiles of a product that nothing waits for."""
+    if s.consumers == "cooperative" or s.compute == "library":
+        return
+    if not spec.local or tile.small_m(spec) or tile.mma_sync(spec) or s.split_k > 1 or s.stream_k:
+        raise ScheduleError("warpgroups take turns at whole tiles of products by wgmma, where nothing is sent",
+                            f"{spec.label}, split_k={s.split_k}, stream_k={s.stream_k}", "use consumers='cooperative'")
+    if s.block_m not in TURN_ROWS:
+        raise ScheduleError("a warpgroup that has a tile to itself multiplies 64 or 128 rows", f"block_m={s.block_m}",
+                            "set block_m=64 or 128")
 
 
 def _check_rows(spec: Spec, s: Schedule) -> None:

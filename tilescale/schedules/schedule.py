@@ -9,7 +9,8 @@ from typing import Any
 from tilescale import canon
 from tilescale.errors import ScheduleError, nearest
 
-_LATER = {"cluster_m": 1, "split_k": 1, "copy_scope": "block", "protocol": "simple", "stream_k": 0}
+_LATER = {"cluster_m": 1, "split_k": 1, "copy_scope": "block", "protocol": "simple", "stream_k": 0,
+          "consumers": "cooperative"}
 
 
 @dataclass(frozen=True, order=True)
@@ -25,6 +26,7 @@ class Schedule:
     raster_group: rows of tiles walked together before the next column. cluster_m: rows of tiles that blocks of a cluster
     take together, sharing their loads of B. split_k: blocks of a cluster that share the contraction of a tile.
     copy_scope: who puts or gets neighbouring bytes together: the threads of a "block", a "warpgroup" or a "warp".
+    consumers: whether the warpgroups that multiply share every tile ("cooperative"), or take turns at them ("pingpong").
     protocol: "simple" (data, then a signal behind a fence) or "ll" (packets: data and the mark of the call in one store).
     stream_k: last waves of tiles that all blocks share evenly along the contraction (stream-K); 0: none.
     """
@@ -48,6 +50,7 @@ class Schedule:
     copy_scope: str = "block"
     protocol: str = "simple"
     stream_k: int = 0
+    consumers: str = "cooperative"
 
     @cached_property
     def digest(self) -> str:
@@ -73,6 +76,7 @@ class Schedule:
             f"by_{self.copy_scope}" if self.copy_scope != "block" else "",
             self.protocol if self.protocol != "simple" else "",
             f"stream{self.stream_k}" if self.stream_k else "",
+            self.consumers if self.consumers != "cooperative" else "",
         ) if v)
 
     def as_dict(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ ROW_BYTES = 128        # of an operand in shared memory, along K
 BARRIER_BYTES = 8
 MAX_BUFFERS = 4
 WARPGROUP, WARP = 128, 32
+PINGPONG = "pingpong"
 SMALL_M = (8, 16, 32, 64)
 
 
@@ -76,6 +77,8 @@ def cluster(s: Schedule) -> int:
 
 def consumers(spec: Spec, s: Schedule) -> int:
     """Warpgroups that multiply."""
+    if s.consumers == PINGPONG:
+        return 2
     return 1 if (s.block_n if small_m(spec) else s.block_m) < 2 * ROWS else 2
 
 
@@ -103,7 +106,12 @@ def accumulators(spec: Spec, s: Schedule) -> int:
         return s.block_m // 2
     if mma_sync(spec):
         return s.block_m * s.block_n // threads(spec, s)
-    return max(1, s.block_m // ROWS // consumers(spec, s)) * s.block_n // 2
+    return max(1, s.block_m // ROWS // sharing(spec, s)) * s.block_n // 2
+
+
+def sharing(spec: Spec, s: Schedule) -> int:
+    """Warpgroups that share a tile."""
+    return 1 if s.consumers == PINGPONG else consumers(spec, s)
 
 
 def stage_bytes(spec: Spec, s: Schedule) -> int:

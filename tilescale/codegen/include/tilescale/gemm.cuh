@@ -7,8 +7,9 @@
 namespace ts {
 
 template <class C> struct GemmLayout {
-  static constexpr int consumers = C::block_m < 128 ? 1 : 2;
-  static constexpr int subtiles = C::block_m / 64 / consumers;  // of 64 rows, each consumer's
+  static constexpr int consumers = C::block_m < 128 && !Pingpong<C>::value ? 1 : 2;
+  static constexpr int sharing = Pingpong<C>::value ? 1 : consumers;  // that share a tile
+  static constexpr int subtiles = C::block_m / 64 / sharing;  // of 64 rows, each consumer's
   static constexpr u32 cluster = C::cluster_m * C::split_k;
   static constexpr u32 b_columns = C::b_row_major ? (C::block_n + 63) / 64 * 64 : C::block_n;
   static constexpr u32 a_bytes = C::block_m * C::block_k * Operands<C>::bytes;
@@ -26,7 +27,15 @@ template <int kStages> struct Ring {
       parity ^= 1u;
     }
   }
+  // Over stages that others take.
+  TS_DEV void skip_stages(u32 count) {
+    parity ^= (stage + count) / kStages & 1u;
+    stage = (stage + count) % kStages;
+  }
 };
+
+// Which part of its tile a warpgroup multiplies.
+template <class C> TS_DEV u32 part_of_tile() { return Pingpong<C>::value ? 0u : thread() / 128 - 1; }
 
 struct TilePosition { u32 m, n; };
 struct KRange { u32 from, to; };  // blocks of k
@@ -52,6 +61,12 @@ template <class C> TS_DEV KRange k_range(const Call& call) {
 template <class C> TS_DEV u32 tiles_of(const Call& call, const Step& step) {
   const u32 tiles_m = (step.rows + C::block_m * C::cluster_m - 1) / (C::block_m * C::cluster_m);
   return tiles_m * ((call.args->n + C::block_n - 1) / C::block_n);
+}
+
+// How many of them this block takes.
+template <class C> TS_DEV u32 tiles_of_block(const Call& call, const Step& step, const Block& me) {
+  const u32 tiles = tiles_of<C>(call, step), gang = me.gang / C::cluster_m, index = me.index / C::cluster_m;
+  return index < tiles ? (tiles - index + gang - 1) / gang : 0u;
 }
 
 // Calls `body(position, range, stream)` for the tiles of a segment that are this block's: tiles (of a cluster: `cluster_m` rows of
@@ -206,7 +221,7 @@ template <class C> TS_DEV void release_previous(u64* previous) {
 template <class C>
 TS_DEV void multiply_tile(const Call& call, const Step& step, float (&acc)[GemmLayout<C>::subtiles][C::block_n / 2],
                           Ring<C::num_stages>& ring, const u8* smem, u64* full, u64* empty, KRange range) {
-  const u32 warpgroup = thread() / 128 - 1;
+  const u32 warpgroup = part_of_tile<C>();
   u64* previous = empty;
   for (u32 k = range.from; k < range.to; ++k) {
     barrier_wait(call, step, &full[ring.stage], ring.parity);
@@ -249,7 +264,7 @@ TS_DEV void multiply_tile_promoted(const Call& call, const Step& step, float (&a
                                    Ring<C::num_stages>& ring, const u8* smem, u64* full, u64* empty, KRange range,
                                    const Scaling<C>& scaling, TilePosition tile) {
   static_assert(C::block_k == Operands<C>::promote, "a stage is what is moved on at once");
-  const u32 warpgroup = thread() / 128 - 1;
+  const u32 warpgroup = part_of_tile<C>();
   float part[GemmLayout<C>::subtiles][C::block_n / 2];
   for (u32 k = range.from; k < range.to; ++k) {
     [[maybe_unused]] float scales[GemmLayout<C>::subtiles][2];
@@ -299,7 +314,7 @@ template <class C> struct StoreLink {
 template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps, const Block& me, u8* smem, u64* full, u64* empty) {
   constexpr int kSubtiles = GemmLayout<C>::subtiles;
   constexpr u32 kMultiply = GemmLayout<C>::consumers * 128;  // threads
-  const u32 warpgroup = thread() / 128 - 1;
+  const u32 warpgroup = part_of_tile<C>();
   Ring<C::num_stages> ring;
   typedef typename StoredAs<C>::type Stored;
   Staging<Stored> staging{smem + GemmLayout<C>::staging_offset + (thread() / 32 - 4) * Staging<C>::warp_bytes};
@@ -324,11 +339,26 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps,
       const Results results{&call, step.target_offset / BytesOf<typename C::Out>::value, call.args->n};
       [[maybe_unused]] const Scaling<C> scaling(call, step);
       [[maybe_unused]] bool joined = false;
+      [[maybe_unused]] const u32 turn = thread() / 128 - 1;
+      [[maybe_unused]] u32 left = tiles_of_block<C>(call, step, me);
+      [[maybe_unused]] bool mine = turn == 1u;  // of the tile before the first
+      if constexpr (Pingpong<C>::value) {
+        if (turn == 1u && left > 0u) pass_turn(turn);  // the first tile is the first warpgroup's
+      }
       if constexpr (Streams<C>::value) {
         if (!stream_of<C>(call, me, tiles_of<C>(call, step)).leaves()) tell_left<C>(call, step, kMultiply);
       }
       for_tiles<C>(call, step, me, [&](TilePosition tile, KRange range, const Stream& stream) {
         if constexpr (Streams<C>::value) step_begin(range.from > 0u ? step.id : step.id + kSharedStep);
+        if constexpr (Pingpong<C>::value) {
+          mine = !mine;
+          --left;
+          if (!mine) {
+            ring.skip_stages(range.to - range.from);
+            return;
+          }
+          take_turn(turn);
+        }
         float acc[kSubtiles][C::block_n / 2];
         if constexpr (Operands<C>::promotes) {
           multiply_tile_promoted<C>(call, step, acc, ring, smem, full, empty, range, scaling, tile);
@@ -339,6 +369,9 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps,
           }
         } else {
           multiply_tile<C>(call, step, acc, ring, smem, full, empty, range);
+        }
+        if constexpr (Pingpong<C>::value) {
+          if (left > 0u) pass_turn(turn);
         }
         if constexpr (Streams<C>::value) {
 #pragma unroll
@@ -406,7 +439,7 @@ template <class C> TS_DEV void gemm_role(const Call& given, const Maps& maps, co
     prefetch_map(&maps.b);
     for (int i = 0; i < C::num_stages; ++i) {
       mb_init(&full[i], 1);
-      mb_init(&empty[i], kConsumers * 4 * C::cluster_m);
+      mb_init(&empty[i], GemmLayout<C>::sharing * 4 * C::cluster_m);
     }
     mb_fence_init();
   }

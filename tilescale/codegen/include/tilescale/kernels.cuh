@@ -25,6 +25,7 @@
 #include "gemm_store.cuh"
 #include "gemm_split.cuh"
 #include "gemm_stream.cuh"
+#include "gemm_pingpong.cuh"
 #include "gemm.cuh"
 #include "gemm_mma.cuh"
 #include "contract.cuh"
