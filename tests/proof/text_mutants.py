@@ -246,10 +246,10 @@ _BY_TMA = ("tma", "mb_", "pipe", "fence_async", "tile + done")  # what the lines
 def _runs(header: str, function: str, place: str) -> tuple[str, ...]:
     if header == "copy.cuh" and (function == "load_next" or any(word in place for word in _BY_TMA)):
         function = "copy_by_tma"
-    if header == "gemm.cuh" and any(word in place for word in _SHARING):
-        return _STREAMED
     if header == "gemm.cuh" and any(word in place for word in _TAKING):
         return _TURNS
+    if header == "gemm.cuh" and any(word in place for word in _SHARING):
+        return _STREAMED
     for begin, runs in BY_PLACE.items():
         if place.startswith(begin):
             return runs
