@@ -31,6 +31,7 @@ EXPERTS = replace(GANG, **TILE)
 LOCAL = Schedule(compute="generated", **{**TILE, "num_stages": 6, "raster_group": 4})
 SPLIT = replace(LOCAL, block_m=128, split_k=2)
 STREAM = replace(LOCAL, stream_k=1)
+TURNS = replace(LOCAL, consumers="pingpong", num_stages=4)
 BYTES = replace(LOCAL, block_m=128, block_k=128, num_stages=3)
 FEW = replace(LOCAL, block_m=16, block_n=64, block_k=128, split_k=2)
 
@@ -162,7 +163,7 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "product": (_local(), LOCAL),
     "product in clusters": (_local(), replace(LOCAL, block_m=128, cluster_m=2)),
     "product with a shared contraction": (_local(), SPLIT),
-    "product by turns": (_local(), replace(LOCAL, consumers="pingpong", num_stages=4)),
+    "product by turns": (_local(), TURNS),
     "product with streamed tiles": (_local(), STREAM),
     "product of few rows": (_local(13, "col"), FEW),
     "ag_gemm then bias and silu": (ag_gemm((384, 384, 128), 3, then=("bias", "silu")), FUSED),

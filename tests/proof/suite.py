@@ -23,6 +23,7 @@ from families import (
     SCATTER,
     SPLIT,
     STREAM,
+    TURNS,
     TWO_SHOT,
     plans,
 )
@@ -48,7 +49,7 @@ from tilescale.codegen.rules import check_kernels
 from tilescale.errors import CompileError, EmulationError
 from tilescale.runtime.emulate import Run, prepare
 from tilescale.runtime.emulator import run_isolated
-from tilescale.runtime.scaled import Scaled
+from tilescale.runtime.scaled import Scaled, _few_sms
 from tilescale.schedules.plan import Plan
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.verify import verify
@@ -121,9 +122,9 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
         gemm_rs((304, 304, 816), 2, out="Partial", order="col", on=_ON), replace(LOCAL, block_m=64, cluster_m=2)),
     "shared contraction": (
         gemm_rs((304, 304, 816), 2, out="Partial", out_dtype="float32", on=_ON), replace(SPLIT, split_k=3)),
-    "turns": (gemm_rs((130, 200, 640), 2, out="Partial", on=_ON), replace(LOCAL, consumers="pingpong", num_stages=4)),
-    "turns in clusters": (gemm_rs((300, 200, 640), 2, out="Partial", order="col", on=_ON), replace(
-        LOCAL, consumers="pingpong", num_stages=4, cluster_m=2)),
+    "turns": (gemm_rs((130, 200, 640), 2, out="Partial", on=_few_sms(_REAL, 2)), TURNS),
+    "turns in clusters": (
+        gemm_rs((300, 200, 640), 2, out="Partial", order="col", on=_few_sms(_REAL, 4)), replace(TURNS, cluster_m=2)),
     "streamed": (gemm_rs((130, 200, 256), 2, out="Partial", on=_REAL), STREAM),
     "streamed in clusters": (
         gemm_rs((270, 200, 640), 2, out="Partial", on=_REAL), replace(STREAM, block_m=128, cluster_m=2)),
