@@ -81,8 +81,6 @@ HARMLESS: dict[tuple[str, str], str] = {
     ("lost wait", "wait_step: pause_until(counter, target)"): "it polls without a pause; the acquire is the wait",
     ("lost wait", "gemm_consumer: wait_left<C>(call, step, GemmLayout<C>::consumers * 128)"): (
         "a block that adds nothing up needs none: that all wait only makes the plan say what each does"),
-    **{("lost block barrier", place): "it only keeps the products of two warpgroups from slowing each other down"
-       for place in ("gemm_consumer: take_turn(turn)", "take_turn: named_barrier(kTurn + warpgroup, 256u)")},
     ("lost meeting of a cluster", "gemm_role: cluster_sync()"): "threads that have ended are not waited for",
     ("lost block barrier", "sum_over_cluster: warp_sync()"): "all lanes of a warp take the branch before it",
     ("lost block barrier", "copy_role: warp_sync()"): "lanes that do nothing but wait for it; a warp begins together",
