@@ -263,6 +263,7 @@ template <class C> TS_DEV void one_shot(const Call& call, const Step& step, cons
   for (; i + (kUnits - 1) * kStride < ex.end; i += kUnits * kStride) put_packets<C, kUnits>(call, step, ex, i);
   for (; i < ex.end; i += kStride) put_packets<C, 1>(call, step, ex, i);
   step_end();
+  warp_sync();  // lanes leave their loops by themselves, and a warp arrives as one
   named_arrive(kEpochKnown, C::threads);
   const Steps steps{step.id + 1u, false};
   const U128* inbox = (const U128*)call.at(step.counter + ex.rank, 0);
@@ -283,6 +284,7 @@ TS_DEV void two_shots(const Call& call, const Step& step, const Exchange& ex, co
   }
   for (u64 i = ex.first + kStride; i < ex.end; i += kStride) deal_packets<C>(call, step, ex, 1, i);
   step_end();
+  warp_sync();  // lanes leave their loops by themselves, and a warp arrives as one
   named_arrive(kEpochKnown, C::threads);
   const Steps adding{step.id + C::sum_sources - 1u, false}, handed{step.id + C::sum_sources, true};
   const U128* inbox = (const U128*)call.at(step.counter + ex.rank, 0);
