@@ -107,6 +107,8 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "all_reduce symmetric": (_sum(inputs="symmetric"), replace(COPY, direction="pull", **ONE_SHOT, **PLAIN)),
     "all_reduce in packets": (_sum(), replace(COPY, protocol="ll", **ONE_SHOT, **PLAIN)),
     "all_reduce in packets twice": (_sum(), replace(COPY, protocol="ll", **TWO_SHOT, **PLAIN)),
+    "all_gather in packets": (_gather(), replace(COPY, protocol="ll", **PLAIN)),
+    "reduce_scatter in packets": (_sum(FullRow), replace(COPY, protocol="ll", **PLAIN)),
     "all_reduce in packets, then bias": (
         reduction((96, 24), 3, then=("bias", "accumulate")), replace(COPY, protocol="ll", **ONE_SHOT, **PLAIN)),
     "all_reduce copy engine": (_sum(), replace(COPY, **TWO_SHOT, **ENGINE)),

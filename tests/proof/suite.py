@@ -82,6 +82,10 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
         reduction((27, 200), 3, on=Topology.shared_gpu(3), then=("bias", "accumulate")),
         replace(GANG, protocol="ll", **TWO_SHOT)),
     "packets of two, twice": (reduction((96, 128), 2, on=_ON), replace(GANG, protocol="ll", **TWO_SHOT)),
+    "packets gathered": (all_gather((9, 200), 3, on=Topology.shared_gpu(3)), replace(GANG, protocol="ll")),
+    "packets of owners": (
+        reduction((9, 200), 3, to=FullRow, on=Topology.shared_gpu(3), then=("bias", "accumulate")),
+        replace(GANG, protocol="ll")),
     "packets of ten, twice": (  # more ranks than are loaded from together
         reduction((2, 40), 10, on=Topology.shared_gpu(10)), replace(GANG, protocol="ll", **TWO_SHOT)),
     "carried": (reduction((182, 1032), 3, on=Topology.shared_gpu(ranks=3)), replace(_COPY, **RING)),

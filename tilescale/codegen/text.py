@@ -79,8 +79,7 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
     if launch.family == "moe":
         constants |= _routing(spec, schedule)
     if launch.family == "packets":
-        constants |= {"packets": True, "two_shots": schedule.algorithm == "two_shot", "sum_sources": spec.world,
-                      "sum_unit": PACKET_BYTES, "link_clock": link_fs_per_byte(spec) > 0}
+        constants |= _exchanging(spec, schedule)
     lines = [f"  static constexpr {'bool' if isinstance(v, bool) else 'int'} {name} = {str(v).lower()};"
              for name, v in constants.items()]
     if launch.family in PRODUCTS:
@@ -88,7 +87,7 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
         lines += [f"  using Element = {ELEMENTS[spec.inputs[0].dtype]};", f"  using Out = {out};"]
     elif launch.family == "moe":
         lines += [f"  using {name} = {ELEMENTS.get(spec.output.dtype, 'ts::Fp32')};" for name in ("Part", "Out")]
-    elif launch.family in ("sum", "packets"):
+    elif launch.family == "sum" or (launch.family == "packets" and sums(spec)):
         lines += [f"  using Part = {ELEMENTS[summed(spec).element]};", f"  using Out = {ELEMENTS[spec.output.dtype]};"]
     if launch.family in PRODUCTS and spec.attribute("scales"):
         lines.append(f"  using Scales = ts::{SCALES[str(spec.attribute('scales'))]}<{str(sums(spec)).lower()}>;")
@@ -141,6 +140,13 @@ def _copying(spec: Spec, schedule: Schedule, launch: Launch) -> dict[str, int | 
         "window_rows": WINDOW_ROWS if copies and launch.family not in ("signal", "moe") else 0,
         "link_clock": (copies or remote) and link_fs_per_byte(spec) > 0,
     }
+
+
+def _exchanging(spec: Spec, schedule: Schedule) -> dict[str, int | bool]:
+    """Constants of packets: what is sent to whom, and what becomes of it."""
+    owners = sums(spec) and schedule.algorithm != "one_shot"
+    return {"packets": True, "gathers": not sums(spec), "deals": owners, "hands_out": schedule.algorithm == "two_shot",
+            "sum_sources": spec.world, "sum_unit": PACKET_BYTES, "link_clock": link_fs_per_byte(spec) > 0}
 
 
 def _routing(spec: Spec, schedule: Schedule) -> dict[str, int | bool]:

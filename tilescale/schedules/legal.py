@@ -10,10 +10,11 @@ from tilescale.schedules.algorithms import ALGORITHMS
 from tilescale.schedules.exchanges import exchange_of, exchanges
 from tilescale.schedules.geometry import gathers_everywhere
 from tilescale.schedules.knob import BY_NAME
+from tilescale.schedules.packing import in_packets, packable
 from tilescale.schedules.plan import PACKET_BYTES
 from tilescale.schedules.ragged import ragged, ragged_geometry
 from tilescale.schedules.schedule import Schedule
-from tilescale.schedules.sums import in_packets, summed, sums
+from tilescale.schedules.sums import sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import contracts, in_blocks, in_whole_shards
 from tilescale.spec.op import Spec
@@ -194,15 +195,15 @@ def _check_blocks(s: Schedule) -> None:
 def _check_packets(spec: Spec, s: Schedule) -> None:
     chosen = {"transport": "peer_copy", "direction": "push", "overlap": "none", "copy_scope": "block"}
     wrong = [f"{name}={getattr(s, name)!r}" for name, value in chosen.items() if getattr(s, name) != value]
-    wrong += [f"algorithm={s.algorithm!r}"] if s.algorithm not in ("one_shot", "two_shot") else []
-    if not sums(spec) or spec.operation.compute == "gemm" or wrong:
+    wrong += [f"algorithm={s.algorithm!r}"] if s.algorithm not in ("direct", "one_shot", "two_shot") else []
+    if not packable(spec) or wrong:
         raise ScheduleError(
-            "packets carry parts that ranks store at their peers", ", ".join([spec.op, *wrong]),
-            ", ".join(["use protocol='simple', or one or two shots", *(f"{k}={v!r}" for k, v in chosen.items())]))
-    if not in_packets(summed(spec), s.algorithm):
+            "packets carry what ranks gather or add up, and store at their peers", ", ".join([spec.op, *wrong]),
+            ", ".join(["use protocol='simple', or no ring", *(f"{k}={v!r}" for k, v in chosen.items())]))
+    if not in_packets(spec, s.algorithm):
         raise ScheduleError(
-            f"what a rank adds up is whole packets of {PACKET_BYTES} bytes, of two shots as much on every rank, in sums of "
-            "the type of parts", f"{spec.label}, algorithm={s.algorithm!r}", "use protocol='simple' or one shot")
+            f"what goes from a rank to another is whole packets of {PACKET_BYTES} bytes, as much for all, of two shots in "
+            "sums of the type of parts", f"{spec.label}, algorithm={s.algorithm!r}", "use protocol='simple', or one shot")
     if any(epilogue.whole_rows for epilogue in spec.epilogues):
         raise ScheduleError("packets are added up by themselves, not by rows", f"then={', '.join(spec.then)}",
                             "use protocol='simple'")
