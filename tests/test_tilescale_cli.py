@@ -401,6 +401,7 @@ WRONG = [
     (["emit", "small.toml"], "choose with --workload: up, tokens"),
     (["explain", *QUICK, "-s", "transprt=tma"], "did you mean 'transport'?"),
     (["explain", *QUICK, "-s", "block_m=96"], "block_m is one of"),
+    (["explain", *QUICK, "-s", "depth=1,depth=2"], "names a knob once"),
     (["explain", *QUICK, "--constraint", "shared"], "--constraint is known"),
     (["tune"], "tune works on RECIPES, on --model or on --op"),
     (["tune", "small.toml", "--strategy", "modle", "--db", "x.db"], "did you mean 'model'?"),
