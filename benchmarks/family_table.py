@@ -115,6 +115,18 @@ def _routed(combines: bool) -> Make:
     return make
 
 
+def _experts(combines: bool) -> Make:
+    def make(topology: Topology, large: bool) -> Spec:
+        world, (tokens, size, experts, top_k) = topology.world, (1024, 1024, 32, 8) if large else (16, 136, 4, 2)
+        weights = _tensor(ts.FullRow, (experts * world, size, size))
+        if not combines:
+            return ts.moe_dispatch_gemm(_tensor(ts.FullRow, (tokens * world, size)), weights, top_k, topology)
+        rows = _tensor(ts.FullRow, (world * tokens * world * top_k, size))
+        return ts.moe_gemm_combine(rows, weights, tokens * world, top_k, topology)
+
+    return make
+
+
 # The workloads of each operation, in the two sizes of the sample.
 WORKLOADS: dict[str, tuple[Make, ...]] = {
     "ag_gemm": (_product(ts.FullRow, ts.FullCol, ts.FullCol),),
@@ -129,6 +141,8 @@ WORKLOADS: dict[str, tuple[Make, ...]] = {
     "gemm_rs": (_product(ts.FullCol, ts.FullRow, ts.FullRow),),
     "moe_combine": (_routed(True),),
     "moe_dispatch": (_routed(False),),
+    "moe_dispatch_gemm": (_experts(False),),
+    "moe_gemm_combine": (_experts(True),),
     "reduce_scatter": (_moved(ts.Partial, ts.FullRow),),
     "shift": (_shift,),
     "summa": (_blocks(None), _blocks("cannon")),

@@ -18,7 +18,17 @@ if TYPE_CHECKING:
     from tilescale.schedules.schedule import Schedule
     from tilescale.schedules.space import space
     from tilescale.schedules.verify import verify
-    from tilescale.spec.op import Spec, linear, matmul, moe_combine, moe_dispatch, redistribute, shift
+    from tilescale.spec.op import (
+        Spec,
+        linear,
+        matmul,
+        moe_combine,
+        moe_dispatch,
+        moe_dispatch_gemm,
+        moe_gemm_combine,
+        redistribute,
+        shift,
+    )
     from tilescale.spec.tensor import Dim, Tensor
     from tilescale.spec.topology import Topology
     from tilescale.spec.views import Block, FullCol, FullRow, Partial, Replica, Replicate, Shard
@@ -34,7 +44,8 @@ _HOMES = {
     "tilescale.schedules.schedule": ("Schedule",),
     "tilescale.schedules.space": ("space",),
     "tilescale.schedules.verify": ("verify",),
-    "tilescale.spec.op": ("Spec", "linear", "matmul", "moe_combine", "moe_dispatch", "redistribute", "shift"),
+    "tilescale.spec.op": ("Spec", "linear", "matmul", "moe_combine", "moe_dispatch", "moe_dispatch_gemm",
+                          "moe_gemm_combine", "redistribute", "shift"),
     "tilescale.spec.tensor": ("Dim", "Tensor"),
     "tilescale.spec.topology": ("Topology",),
     "tilescale.spec.views": ("Block", "FullCol", "FullRow", "Partial", "Replica", "Replicate", "Shard"),
@@ -46,7 +57,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Block", "Dim", "FullCol", "FullRow", "Partial", "Replica", "Replicate", "Schedule", "Shard", "Spec", "Tensor",
     "TilescaleError", "Topology", "emit", "emulate", "linear", "load", "lower", "matmul", "moe_combine", "moe_dispatch",
-    "predict", "redistribute", "shift", "space", "tune", "verify",
+    "moe_dispatch_gemm", "moe_gemm_combine", "predict", "redistribute", "shift", "space", "tune", "verify",
 ]
 
 

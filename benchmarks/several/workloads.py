@@ -21,7 +21,7 @@ MOVES = {
     "broadcast": (ts.Replicate, ts.Replicate),
     "reduce_scatter": (ts.Partial, ts.FullRow),
 }
-ROUTED = ("moe_combine", "moe_dispatch")
+ROUTED = ("moe_combine", "moe_dispatch", "moe_dispatch_gemm", "moe_gemm_combine")
 Make = Callable[[Topology], Spec]
 
 
@@ -52,7 +52,12 @@ def routed(op: str, tokens: int, columns: int, experts: int, top_k: int) -> Make
     def make(topology: Topology) -> Spec:
         if op == "moe_dispatch":
             return ts.moe_dispatch(ts.Tensor((tokens, columns), DTYPE, ts.FullRow), experts, top_k, topology)
+        weights = ts.Tensor((experts, columns, columns), DTYPE, ts.FullRow)
+        if op == "moe_dispatch_gemm":
+            return ts.moe_dispatch_gemm(ts.Tensor((tokens, columns), DTYPE, ts.FullRow), weights, top_k, topology)
         rows = ts.Tensor((topology.world * tokens * top_k, columns), DTYPE, ts.FullRow)
+        if op == "moe_gemm_combine":
+            return ts.moe_gemm_combine(rows, weights, tokens, top_k, topology)
         return ts.moe_combine(rows, tokens, experts, top_k, topology)
 
     return make

@@ -26,6 +26,10 @@ SPECS = {
     "all_reduce": reduction(ranks=3), "reduce_scatter of odd sizes": reduction((67, 33), 2, to=FullRow, dtype="float16"),
     "dispatch": routed("dispatch", 8, hidden=7168, experts=256, top_k=8),
     "dispatch of odd sizes": routed("dispatch", 2, hidden=77, experts=64, top_k=6, dtype="float16"),
+    "dispatch before products": routed("dispatch_gemm", 8, hidden=7168, experts=256, top_k=8, columns=4096),
+    "dispatch before products, fp16": routed("dispatch_gemm", 2, experts=8, dtype="float16", out_dtype="float32"),
+    "products before combine": routed("gemm_combine", 8, hidden=2048, experts=256, top_k=8, columns=7168),
+    "rounded products before combine": routed("gemm_combine", 2, experts=8, partial_dtype="bfloat16"),
     "combine": routed("combine", 8, hidden=7168, experts=256, top_k=8),
     "combine of odd sizes": routed("combine", 2, hidden=77, experts=64, top_k=6, dtype="float16"),
     "combine of floats": routed("combine", 4, experts=64, top_k=6, dtype="float32"),
@@ -50,7 +54,8 @@ def all_kernels() -> Iterator[Kernel]:
 def test_every_kernel_compiles_for_sm_90a_without_spills() -> None:
     kernels = list(all_kernels())
     assert {kernel.entry for kernel in kernels} == {
-        "tilescale_copy", "tilescale_fused", "tilescale_gemm", "tilescale_moe", "tilescale_signal", "tilescale_sum"}
+        "tilescale_copy", "tilescale_fused", "tilescale_gemm", "tilescale_grouped", "tilescale_grouped_fused",
+        "tilescale_moe", "tilescale_signal", "tilescale_sum"}
     with Compiler(workers=2) as compiler:
         found = compiler.compile([Source(kernel.text, kernel.entry, kernel.arch) for kernel in kernels])
     for kernel, binary in zip(kernels, found, strict=True):

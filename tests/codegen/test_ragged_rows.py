@@ -10,12 +10,16 @@ from support import routed
 from tilescale.codegen.emit import emit
 from tilescale.codegen.ragged_rows import BY_TOKEN, OWN, PACKED, TOLD
 from tilescale.codegen.rules import check_kernels
-from tilescale.codegen.table import KIND_RAGGED, STEP, TASKS
+from tilescale.codegen.table import KIND_RAGGED, KIND_SOURCE, STEP, TASKS
+from tilescale.schedules.grouped import grouped_geometry
+from tilescale.schedules.lower import lower
+from tilescale.schedules.plan import Ragged
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
 
 PUSH = Schedule(compute="generated", num_comm_blocks=4)
 PULL = replace(PUSH, direction="pull")
+EXPERTS = replace(PUSH, block_m=64, block_n=128, block_k=64, num_stages=3, raster_group=8)
 
 
 def rows(spec: Spec, schedule: Schedule, task: str, rank: int = 0) -> list[tuple[int, ...]]:
@@ -60,12 +64,52 @@ def test_texts_hold_what_the_compiler_must_know_and_are_shared_by_all_sizes_and_
     assert emit(routed("dispatch", 4, experts=16), PUSH).binary_digest != small
 
 
+def test_groups_are_told_and_parts_are_addressed_where_they_lie() -> None:
+    spec, schedule = routed("dispatch_gemm", 3, experts=12), replace(EXPERTS, overlap="fused", depth=2)
+    plan = lower(spec, schedule)
+    geo = grouped_geometry(spec, 2, 4)
+    first, routing, lists = rows(spec, schedule, "send_group", 1)
+    assert (first[5], routing[5], lists[0]) == (2, 0, KIND_SOURCE)  # the next rank; the first group
+    assert first[9] == geo.segment(2, 1, rows=True).offset
+    assert first[-1] == geo.head_bytes
+    placed = rows(spec, schedule, "place_group", 1)
+    assert ways(placed[3:]) == [PACKED, BY_TOKEN, PACKED]
+    multiplied = [step for *_, step in plan.steps_of(0) if isinstance(step, Ragged) and step.task == "multiply"]
+    data = bytes.fromhex(emit(spec, schedule).ranks[0][0].steps)
+    table = [STEP.unpack(data[at:at + STEP.size]) for at in range(0, len(data), STEP.size)]
+    found = [i for i, row in enumerate(table) if row[0] == KIND_RAGGED and row[6] == TASKS["multiply"]]
+    assert [table[i + 1][5] for i in found] == [0, 1]  # groups
+    assert {table[i][9] for i in found} == {0}  # of all of the output: where theirs lie the device finds
+    assert [step.writes[0].offset for step in multiplied] == [0, plan.buffer("out").size // 2]
+    assert {table[i][10] for i in found} == {geo.room}
+
+
+def test_groups_need_a_binary_each_and_sizes_do_not() -> None:
+    def digest(depth: int, **sizes: int) -> str:
+        return emit(routed("dispatch_gemm", 2, experts=8, **sizes),  # type: ignore[arg-type]
+                    replace(EXPERTS, overlap="fused", depth=depth)).binary_digest
+
+    assert digest(2) == digest(2, tokens=512, hidden=1024, columns=1024)
+    assert digest(2) != digest(4)
+
+
 def test_kernel_texts_are_as_committed(golden: Callable[[str, str], None]) -> None:
     for op in ("dispatch", "combine"):
         kernels = emit(routed(op, 4), PUSH).kernels
         golden(f"moe_{op}.cu", "\n".join(f"// {kernel.entry} for {kernel.arch}\n{kernel.text}" for kernel in kernels))
+    for name, schedule in (("behind", EXPERTS), ("beside", replace(EXPERTS, overlap="fused", depth=2))):
+        kernels = emit(routed("dispatch_gemm", 4), schedule).kernels
+        golden(f"experts_{name}.cu", "\n".join(f"// {kernel.entry} for {kernel.arch}\n{kernel.text}" for kernel in kernels))
+
+
+def test_kernels_of_products_before_a_combine_are_as_committed(golden: Callable[[str, str], None]) -> None:
+    kernels = emit(routed("gemm_combine", 4), EXPERTS).kernels
+    golden("experts_back.cu", "\n".join(f"// {kernel.entry} for {kernel.arch}\n{kernel.text}" for kernel in kernels))
+    assert check_kernels(kernels) == ()
 
 
 def test_no_static_rule_is_broken() -> None:
     for op in ("dispatch", "combine"):
         assert check_kernels(emit(routed(op, 2), PUSH).kernels) == ()
+    for schedule in (EXPERTS, replace(EXPERTS, overlap="fused", depth=2)):
+        assert check_kernels(emit(routed("dispatch_gemm", 2), schedule).kernels) == ()

@@ -7,7 +7,7 @@ from itertools import takewhile
 from plan_mutants import Mutant, role_of
 
 from tilescale.schedules.footprint import accesses
-from tilescale.schedules.plan import Copy, Plan, Ragged, Reduce, Region, Signal, Sum, Wait
+from tilescale.schedules.plan import Copy, Grouped, Plan, Ragged, Reduce, Region, Signal, Sum, Wait
 
 
 def plan_reason(name: str, plan: Plan, mutant: Mutant) -> str:
@@ -53,6 +53,8 @@ def plan_reason(name: str, plan: Plan, mutant: Mutant) -> str:
         return "the bytes added are right, and nothing else touches where they go"
     if mutant.kind == "ragged step before the one it needs" and isinstance(step, Ragged) and step.task == "route":
         return "the entries are numbered from the indices alone, before or behind the counts that a combine is given"
+    if mutant.kind == "zeros never made" and any(isinstance(s, Grouped) for *_, s in plan.steps_of(0)):
+        return "rows that nobody has written are multiplied beside those of an expert, and never stored"
     if mutant.kind == "signal before its data" and isinstance(step, Signal):
         passed = passed_step(plan, mutant.rank, step)
         if isinstance(passed, Copy) and not touched(plan, step.rank, passed.dst):

@@ -27,14 +27,17 @@ PLAIN = {"overlap": "none", "chunk_rows": 0, "depth": 1}
 SCATTER = replace(FUSED, algorithm="scatter", depth=1, num_comm_blocks=0)
 ONE_SHOT, TWO_SHOT, RING = ({"algorithm": name} for name in ("one_shot", "two_shot", "ring"))
 GANG = Schedule(compute="generated", num_comm_blocks=2)
+EXPERTS = replace(GANG, **TILE)
 LOCAL = Schedule(compute="generated", **{**TILE, "num_stages": 6, "raster_group": 4})
 SPLIT = replace(LOCAL, block_m=128, split_k=2)
+STREAM = replace(LOCAL, stream_k=1)
 BYTES = replace(LOCAL, block_m=128, block_k=128, num_stages=3)
 FEW = replace(LOCAL, block_m=16, block_n=64, block_k=128, split_k=2)
 
 
 MULTIMEM = replace(COPY, transport="multimem")
 SWITCHED = Topology.named("8xH200-NVSwitch", ranks=3)
+BEFORE = Topology.named("4xA100-NVLink", ranks=3)  # of sm_80
 
 
 def _spec(inputs: str = "ordinary", ranks: int = 3, on: Topology | None = None) -> Spec:
@@ -141,6 +144,10 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "combine beside": (routed("combine", 3), replace(GANG, overlap="fused")),
     "combine push": (routed("combine", 3), GANG),
     "combine pull symmetric": (routed("combine", 3, inputs="symmetric"), replace(GANG, direction="pull")),
+    "dispatch before products": (routed("dispatch_gemm", 3), EXPERTS),
+    "dispatch beside products": (routed("dispatch_gemm", 3), replace(EXPERTS, overlap="fused")),
+    "dispatch in groups beside products": (routed("dispatch_gemm", 3), replace(EXPERTS, overlap="fused", depth=2)),
+    "products before combine": (routed("gemm_combine", 3), EXPERTS),
     "uneven copies": (all_gather((200, 24), 3), COPY),
     "uneven copies pulled": (all_gather((200, 24), 3), replace(COPY, direction="pull")),
     "copies of an empty shard": (all_gather((4, 24), 3), replace(COPY, **PLAIN)),
@@ -152,9 +159,12 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "ring of uneven sums": (_sum(FullRow, 100), replace(COPY, **RING, **PLAIN)),
     "ring of all sums": (_sum(), replace(COPY, **RING)),
     "ring of products": (_product(), replace(FUSED, **RING, **PLAIN)),
+    "products of warps, fused": (_spec(on=BEFORE), FUSED),
+    "products of warps, scattered": (_product(on=BEFORE), SCATTER),
     "product": (_local(), LOCAL),
     "product in clusters": (_local(), replace(LOCAL, block_m=128, cluster_m=2)),
     "product with a shared contraction": (_local(), SPLIT),
+    "product with streamed tiles": (_local(), STREAM),
     "product of few rows": (_local(13, "col"), FEW),
     "ag_gemm then bias and silu": (ag_gemm((384, 384, 128), 3, then=("bias", "silu")), FUSED),
     "ag_gemm accumulated": (ag_gemm((384, 384, 128), 3, then=("accumulate",)), replace(FUSED, direction="pull")),

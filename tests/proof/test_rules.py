@@ -31,6 +31,9 @@ FRAGMENTS: dict[str, tuple[str, str]] = {
         "mb_init(bar, 1); mb_fence_init(); cluster_sync(); cluster_mb_arrive(bar, 1); warp_sync();"),
     "staged_fence": (f"u32 x = pack2<Bf16>(1, 2); fence_async_smem(); warp_sync(); {STORE} bulk_wait<0>();",
                      f"u32 x = pack2<Bf16>(1, 2); warp_sync(); fence_async_smem(); {STORE} bulk_wait<0>();"),
+    "staged_copies": (
+        "copy_async(out, from, 16u); copy_async_commit(); copy_async_wait<0>(); sync(); load_matrices<1>(found, rows);",
+        "copy_async(out, from, 16u); copy_async_commit(); copy_async_wait<0>(); load_matrices<1>(found, rows);"),
     "alias_fence": ("multimem_store<Bf16>(out, v); fence_alias(); load(from);",
                     "multimem_store<Bf16>(out, v); load(from);"),
     "alias_fence_after_wait": ("wait_step(call, row); if (n == 1) fence_alias(); load(from);",
@@ -74,8 +77,8 @@ def test_every_rule_has_a_fragment() -> None:
 def test_no_rule_speaks_against_a_shipped_family() -> None:
     kernels = [*all_kernels(), *(kernel for chosen in SCHEDULES.values() for kernel in emit(*chosen).kernels)]
     assert {kernel.entry for kernel in kernels} == {
-        "tilescale_copy", "tilescale_fused", "tilescale_gemm", "tilescale_moe", "tilescale_packets", "tilescale_signal",
-        "tilescale_small_m", "tilescale_sum"}
+        "tilescale_copy", "tilescale_fused", "tilescale_gemm", "tilescale_grouped", "tilescale_grouped_fused",
+        "tilescale_moe", "tilescale_packets", "tilescale_signal", "tilescale_small_m", "tilescale_sum"}
     for kernel in kernels:
         assert check_kernel(kernel) == (), kernel.text
 

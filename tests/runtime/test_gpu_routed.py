@@ -110,3 +110,52 @@ def test_a_sum_that_is_off_by_more_than_a_rounding_is_told() -> None:
     made[1].calls[2].out[at, 0] *= 1.02
     with pytest.raises(WrongResult, match="1 of 48 are wrong"):
         made[1].check(2)
+
+
+def test_products_of_experts_are_right_and_wrong_ones_are_told() -> None:
+    spec = routed("dispatch_gemm", 2, tokens=12, hidden=8, experts=4, top_k=3, columns=16, on=ON)
+    made = [workload(torch, spec, rank, 7, place_on(torch, "cpu")) for rank in range(2)]
+    for work in made:
+        work.poison()
+    for call in range(CALLS):
+        for source, token, _, holder, row in entries(call, "dispatch_gemm"):
+            work = made[holder]
+            assert isinstance(work, RoutedWorkload)
+            ends = work._table(call).sum(axis=0).cumsum()
+            data, sent = work.calls[call], made[source].calls[call].inputs[0]
+            data.out[row] = sent[token].float() @ data.inputs[1][int((ends <= row).sum())].float()
+            data.inputs[-1].copy_(torch.from_numpy(work._table(call)))
+        for work in made:
+            work.check(call)
+    data = made[0].calls[2]
+    rows = data.expected.values.shape[0]
+    kept = data.out[0].clone()
+    data.out[0] *= 1.05
+    with pytest.raises(WrongResult, match="call 2"):
+        made[0].check(2)
+    data.out[0] = kept
+    data.out[rows] = 0
+    with pytest.raises(WrongResult, match="behind the last one"):
+        made[0].check(2)
+
+
+def test_products_that_come_back_are_right_and_wrong_ones_are_told() -> None:
+    spec = routed("gemm_combine", 2, tokens=12, hidden=8, experts=4, top_k=3, columns=16, on=ON)
+    made = [workload(torch, spec, rank, 7, place_on(torch, "cpu")) for rank in range(2)]
+    for call in range(CALLS):
+        sums = [torch.zeros(work.calls[call].out.shape) for work in made]
+        for source, token, k, holder, row in entries(call, "gemm_combine"):
+            held = made[holder]
+            assert isinstance(held, RoutedWorkload)
+            expert = int((held._table(call).sum(axis=0).cumsum() <= row).sum())
+            data = held.calls[call]
+            product = data.inputs[0][row].float() @ data.inputs[1][expert].float()
+            sums[source][token] += made[source].calls[call].inputs[3][token, k] * product
+        for work, total in zip(made, sums, strict=True):
+            work.poison()
+            work.calls[call].out.copy_(total)
+            work.check(call)
+    data = made[1].calls[2]
+    data.out[int(data.out[:, 0].abs().argmax()), 0] *= 1.05
+    with pytest.raises(WrongResult, match="call 2"):
+        made[1].check(2)

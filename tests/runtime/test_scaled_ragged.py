@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import gcd
 
 import pytest
@@ -25,6 +26,18 @@ def test_binaries_are_those_of_the_large_one(op: str, hidden: int, top_k: int, d
     geo = ragged_geometry(small.spec, "push", 2)
     assert THREADS < geo.entries / geo.blocks < 2 * THREADS
     assert gcd(geo.row_bytes, 16) == gcd(hidden * spec.output.itemsize, 16)
+
+
+@pytest.mark.parametrize("overlap", ["none", "fused"])
+def test_experts_multiply_in_the_small_one_as_in_the_large_one(overlap: str) -> None:
+    schedule = replace(SCHEDULE, overlap=overlap, depth=4 if overlap == "fused" else 1, block_m=128, block_n=256,
+                       block_k=64, num_stages=3, raster_group=8)
+    spec = routed("dispatch_gemm", 4, tokens=16384, hidden=4096, experts=64, top_k=8, columns=4096)
+    small = scaled(spec, schedule)
+    assert small.shrunk
+    assert emit(small.spec, small.schedule, small.plan).binary_digest == emit(spec, schedule).binary_digest
+    assert small.spec.mnk[1:] == (256 + 24, 2 * 64 + 24)  # two columns of tiles, and blocks of the contraction, with tails
+    assert small.spec.output.sizes[0] == 4 * small.spec.mnk[0] * 8
 
 
 def test_uneven_shards_stay_uneven_and_small_ones_stay_themselves() -> None:

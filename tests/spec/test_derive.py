@@ -8,14 +8,24 @@ import pytest
 
 from tilescale.errors import SpecError
 from tilescale.spec.derive import OPERATIONS, TABLE, Rule, derive
-from tilescale.spec.op import Spec, matmul, moe_combine, moe_dispatch, redistribute, shift
+from tilescale.spec.op import (
+    Spec,
+    matmul,
+    moe_combine,
+    moe_dispatch,
+    moe_dispatch_gemm,
+    moe_gemm_combine,
+    redistribute,
+    shift,
+)
 from tilescale.spec.tensor import Tensor
 from tilescale.spec.topology import Topology
 from tilescale.spec.views import NAMED, Shard, View
 
 T4 = Topology.named("8xH200-NVSwitch", ranks=4)
 WITH_KERNELS = {"ag_gemm", "ag_gemm_k", "all_gather", "all_reduce", "all_to_all", "broadcast", "gemm", "gemm_ar", "gemm_rs",
-                "moe_combine", "moe_dispatch", "reduce_scatter", "shift", "summa", "weight_gather_gemm"}
+                "moe_combine", "moe_dispatch", "moe_dispatch_gemm", "moe_gemm_combine", "reduce_scatter", "shift", "summa",
+                "weight_gather_gemm"}
 WORDS = ("FullRow", "FullCol", "Replicate", "Partial", "Block")
 
 
@@ -33,6 +43,11 @@ def declare(rule: Rule) -> Spec:
         return shift(sources[0], 1, T4)
     if rule.declaration == "moe_dispatch":
         return moe_dispatch(sources[0], 8, 2, T4)
+    if rule.declaration == "moe_dispatch_gemm":
+        return moe_dispatch_gemm(sources[0], Tensor((8, 16, 16), "bfloat16", NAMED["FullRow"]), 2, T4)
+    if rule.declaration == "moe_gemm_combine":
+        rows = Tensor((4 * 16 * 2, 16), "bfloat16", NAMED["FullRow"])
+        return moe_gemm_combine(rows, Tensor((8, 16, 16), "bfloat16", NAMED["FullRow"]), 16, 2, T4)
     if rule.declaration == "moe_combine":
         return moe_combine(Tensor((4 * 16 * 2, 16), "bfloat16", NAMED["FullRow"]), 16, 8, 2, T4)
     root = 0 if rule.declaration.endswith("from one rank") else None

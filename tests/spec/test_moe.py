@@ -8,11 +8,13 @@ import pytest
 from support import routed
 
 from tilescale.errors import SpecError
-from tilescale.spec.op import moe_combine, moe_dispatch
+from tilescale.spec.op import moe_combine, moe_dispatch, moe_dispatch_gemm, moe_gemm_combine
 from tilescale.spec.ops._moe import shares_of
+from tilescale.spec.result import ACCUMULATION_EPSILON, EPSILON, Deviation
+from tilescale.spec.routed import routed_deviation
 from tilescale.spec.tensor import Tensor
 from tilescale.spec.topology import Topology
-from tilescale.spec.views import FullRow
+from tilescale.spec.views import FullRow, Replicate
 
 T4 = Topology.named("8xH200-NVSwitch", ranks=4)
 
@@ -23,6 +25,56 @@ def test_operands_are_what_callers_pass_and_results_come_last() -> None:
     assert [operand.name for operand in back.operands] == ["a", "indices", "weights", "counts"]
     assert [operand.name for operand in out.results] == ["counts"]
     assert back.results == ()
+
+
+def test_experts_multiply_by_a_matrix_each() -> None:
+    spec = moe_dispatch_gemm(Tensor((32, 64), "bfloat16", FullRow), Tensor((8, 64, 24), "bfloat16", FullRow), 2, T4)
+    assert (spec.op, spec.mnk, spec.attribute("experts")) == ("moe_dispatch_gemm", (32, 24, 64), 8)
+    assert [operand.name for operand in spec.operands] == ["a", "b", "indices", "counts"]
+    assert spec.operands[1].tensor.local_shape(1, 4) == (2, 64, 24)
+    assert (spec.output.local_shape(3, 4), spec.output.dtype) == ((64, 24), "bfloat16")
+    assert spec.flops == 2 * 8 * 2 * 64 * 24
+    assert spec.link_bytes == moe_dispatch(Tensor((32, 64), "bfloat16", FullRow), 8, 2, T4).link_bytes
+    assert spec.label == "moe_dispatch_gemm 32x24x64 bfloat16 w4"
+
+
+def test_products_are_off_by_no_more_than_a_product_is() -> None:
+    spec = routed("dispatch_gemm", 4, out_dtype="float32")
+    assert routed_deviation(spec) == Deviation(EPSILON["float32"] / 2, 136 * ACCUMULATION_EPSILON)
+    assert routed_deviation(spec, integers=True).magnitude == 0.0
+    assert routed_deviation(routed("dispatch", 4)).exact
+
+
+def test_products_go_back_in_float32_unless_they_may_be_rounded() -> None:
+    rows, factors = Tensor((4 * 32 * 2, 64), "bfloat16", FullRow), Tensor((8, 64, 24), "bfloat16", FullRow)
+    exact, rounded = (moe_gemm_combine(rows, factors, 32, 2, T4, partial_dtype=dtype) for dtype in (None, "bfloat16"))
+    assert (exact.op, exact.mnk, exact.output.sizes) == ("moe_gemm_combine", (256, 24, 64), (32, 24))
+    assert [operand.name for operand in exact.operands] == ["a", "b", "indices", "weights", "counts"]
+    assert exact.link_bytes == 2 * rounded.link_bytes == 8 * 2 * 24 * 4 * 3 // 4
+    assert exact.flops == 2 * 8 * 2 * 64 * 24 + 2 * 8 * 2 * 24
+    assert routed_deviation(exact) == Deviation(EPSILON["bfloat16"] / 2, (64 + 4) * ACCUMULATION_EPSILON)
+    assert routed_deviation(rounded).spread == routed_deviation(rounded, integers=True).spread == EPSILON["bfloat16"] / 2
+    with pytest.raises(SpecError, match="partial_dtype of moe_gemm_combine is bfloat16 or float16"):
+        moe_gemm_combine(rows, factors, 32, 2, T4, partial_dtype="float32")
+    with pytest.raises(SpecError, match="room for the rows of all tokens"):
+        moe_gemm_combine(rows, factors, 16, 2, T4)
+
+
+ROWS, FACTORS = Tensor((32, 64), "bfloat16", FullRow), Tensor((8, 64, 24), "bfloat16", FullRow)
+
+
+@pytest.mark.parametrize(("tokens", "weights", "says"), [
+    (ROWS, Tensor((64, 24), "bfloat16", FullRow), "weights are a matrix an expert, (experts, K, N)"),
+    (ROWS, replace(FACTORS, shape=(8, 32, 24)), "the contraction sizes match"),
+    (ROWS, replace(FACTORS, dtype="float16"), "rows and weights have one dtype; got: bfloat16 and float16"),
+    (ROWS, replace(FACTORS, shape=(6, 64, 24)), "experts lie evenly on the ranks"),
+    (ROWS, replace(FACTORS, view=Replicate), "the views of a moe_dispatch_gemm"),
+    (Tensor((64,), "bfloat16", FullRow), FACTORS, "tokens is a matrix"),
+])
+def test_products_of_what_does_not_fit_are_refused(tokens: Tensor, weights: Tensor, says: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        moe_dispatch_gemm(tokens, weights, 2, T4)
+    assert says in str(refused.value)
 
 
 def test_every_rank_has_room_for_the_rows_of_all_tokens() -> None:
@@ -50,8 +102,10 @@ def test_shares_follow_a_histogram() -> None:
     (replace(routed("dispatch", 4), inputs=(Tensor((32, 136), "bfloat16", FullRow, order="col"),)), "row-major"),
     (routed("dispatch", 2, experts=64, top_k=33), "at most 32 experts"),
     (routed("combine", 2, dtype="float64"), "kernels add rows of"),
+    (routed("dispatch_gemm", 2, dtype="float32"), "experts multiply bfloat16 and float16"),
+    (routed("dispatch_gemm", 2, out_dtype="float8_e4m3fn"), "rounded to bfloat16, float16, float32"),
     (routed("dispatch", 2, tokens=1 << 24, experts=256, top_k=8, hidden=1), "32 bits"),
-], ids=["order", "top_k", "dtype", "places"])
+], ids=["order", "top_k", "dtype", "factors", "products", "places"])
 def test_what_kernels_cannot_route_says_so(spec: object, says: str) -> None:
     assert says in spec.without_kernels  # type: ignore[attr-defined]
 

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from tilescale.spec.op import Spec, matmul, moe_combine, moe_dispatch, redistribute, shift
+from tilescale.spec.op import (
+    Spec,
+    matmul,
+    moe_combine,
+    moe_dispatch,
+    moe_dispatch_gemm,
+    moe_gemm_combine,
+    redistribute,
+    shift,
+)
 from tilescale.spec.operation import OPERATIONS
 from tilescale.spec.tensor import Tensor
 from tilescale.spec.topology import Topology
@@ -37,6 +46,13 @@ def routed(workload: dict[str, Any], topology: Topology) -> Spec:
 def declared(workload: dict[str, Any], topology: Topology) -> Spec:
     if "experts" in workload:
         return routed(workload, topology)
+    if "combined" in workload:
+        out, weights, top_k = tensor(workload["combined"]), tensor(workload["weights"]), workload["top_k"]
+        rows = Tensor((topology.world * out.sizes[0] * top_k, weights.sizes[1]), weights.dtype, out.view)
+        return moe_gemm_combine(rows, weights, out.sizes[0], top_k, topology, partial_dtype=workload.get("partial_dtype"))
+    if "weights" in workload:
+        return moe_dispatch_gemm(tensor(workload["tokens"]), tensor(workload["weights"]), workload["top_k"], topology,
+                                 routing=workload.get("routing", "uniform"))
     if "k" in workload:
         return shift(tensor(workload["x"]), workload["k"], topology)
     if "x" in workload:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support import ag_gemm, gemm_rs, reduction
+from support import ag_gemm, gemm_rs, reduction, routed
 
 from tilescale.schedules.schedule import Schedule
 from tilescale.tuner.baselines import baselines_of
@@ -13,6 +13,11 @@ def test_families_are_told_by_knobs_alone() -> None:
         assert [each.name for each in baselines_of(spec)] == ["unfused", "chunked"]
     assert [each.name for each in baselines_of(reduction())] == ["copy_engine", "peer_copy"]
     assert [each.name for each in baselines_of(gemm_rs(out="Partial"))] == ["unfused"]  # nothing is cut into chunks
+    for op in ("dispatch_gemm", "gemm_combine"):
+        (unfused,) = baselines_of(routed(op))
+        assert unfused.name == "unfused"
+        assert unfused.holds(Schedule(overlap="none", compute="generated"))
+        assert not unfused.holds(Schedule(overlap="fused", compute="generated"))
     (unfused, chunked) = baselines_of(gemm_rs())
     assert unfused.holds(Schedule(overlap="none", compute="library"))
     assert not unfused.holds(Schedule(overlap="none", compute="generated"))

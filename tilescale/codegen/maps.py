@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from tilescale.codegen.program import Placed, TensorMapSpec
 from tilescale.schedules import tile
+from tilescale.schedules.grouped import grouped
 from tilescale.schedules.plan import Buffer, Contract, Gemm, Plan
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.contraction import NAMES, contraction_inner, contracts, gathered_operand, in_blocks
 from tilescale.spec.op import Spec
+from tilescale.spec.ops._moe import combines
 from tilescale.spec.tensor import ITEMSIZE
 
 BOX_ROWS = 16  # of a product: what a warp stores
@@ -55,6 +57,8 @@ def tensor_maps(spec: Spec, s: Schedule, plan: Plan, placed: Sequence[Placed], n
         return _contraction_maps(spec, s, plan, n, k)
     if in_blocks(spec):
         return _block_maps(spec, s, plan, n, k)
+    if grouped(spec):
+        return _group_maps(spec, s, plan, n, k)
     goal, versions = plan.goal, {buffer.name: buffer.versions for buffer in plan.buffers}
     a, b = spec.inputs[0], spec.inputs[1]
     shard, rows = map_bytes(plan), map_bytes(plan) // goal.row_bytes
@@ -110,6 +114,19 @@ def _out_map(spec: Spec, s: Schedule, plan: Plan, n: int) -> TensorMapSpec | Non
     rows = plan.buffer("out").size // row
     return TensorMapSpec("out", 0, (n, rows, 1), (row, row * rows), (staging.columns, BOX_ROWS, 1),
                          tile.product_dtype(spec)) if staging.staged else None
+
+
+def _group_maps(spec: Spec, s: Schedule, plan: Plan, n: int, k: int) -> tuple[TensorMapSpec, ...]:
+    """The rows of all experts, and their matrices, one behind the other. Products are stored without a map: rows behind
+    the last one of an expert are those of the next."""
+    a, b = spec.inputs
+    row, experts = plan.goal.row_bytes, b.local_shape(0, plan.world)[0]
+    name = "a" if combines(spec) else "rows"
+    size = plan.buffer(name).size
+    rows = TensorMapSpec(name, 0, (k, size // row, 1), (row, size), (_wide(a.dtype), s.block_m, 1), a.dtype)
+    matrix = n * b.itemsize
+    factors = TensorMapSpec("b", 0, (n, k, experts), (matrix, k * matrix), (_wide(b.dtype), s.block_k, 1), b.dtype)
+    return (rows, rows, rows, factors, rows)
 
 
 def _block_maps(spec: Spec, s: Schedule, plan: Plan, n: int, k: int) -> tuple[TensorMapSpec, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilescale.codegen.table import KIND_RAGGED, KIND_SOURCE, TASKS, StepRow
-from tilescale.schedules.plan import Ragged, Region
+from tilescale.schedules.plan import Grouped, Ragged, Region
 from tilescale.schedules.ragged import RaggedGeometry
 
 NO_STEP = 0xFFFFFFFF
@@ -17,6 +17,8 @@ Slot = Callable[[Region], int]
 
 def ragged_rows(step: Ragged, number: int, rank: int, geo: RaggedGeometry, slot: Slot) -> list[StepRow]:
     """The row of a step, the routing behind it, and what else its task wants behind."""
+    if isinstance(step, Grouped):
+        return _group_rows(step, number, rank, geo, slot)
     routing = StepRow(KIND_SOURCE, NO_STEP, source=slot(geo.whole("indices", rank)), target=slot(geo.whole("routes", rank)),
                       size=geo.most)
     further = {"place": _place, "weigh": _weigh}.get(step.task)
@@ -57,3 +59,29 @@ def _weigh(step: Ragged, rank: int, geo: RaggedGeometry, slot: Slot) -> list[Ste
         head = heads.pop(0) if way == TOLD else rows[holder]
         found.append(_source(head, rows[holder], rank, way, geo, slot))
     return found
+
+
+def _group_rows(step: Grouped, number: int, rank: int, geo: RaggedGeometry, slot: Slot) -> list[StepRow]:
+    """The rows of a step for a group of experts: what it names by parts is addressed by the ranges that these lie in."""
+    reads, writes = step.within[:len(step.reads)], step.within[len(step.reads):]
+    behind = [StepRow(KIND_SOURCE, NO_STEP, source=slot(geo.whole("indices", rank)), target=slot(geo.whole("routes", rank)),
+                      value=step.group, size=geo.most)]
+    source: Region | None = reads[0]
+    if step.task == "send_group":
+        behind.append(StepRow(KIND_SOURCE, NO_STEP, source=slot(geo.whole("order", rank))))
+    elif step.task == "place_group":
+        source = None
+        behind.append(StepRow(KIND_SOURCE, NO_STEP, target=slot(geo.whole("counts", rank))))
+        for holder, segment in enumerate(reads[:geo.world]):
+            own = holder == rank
+            tokens = geo.whole("a", rank) if own else geo.packed(rank, holder)
+            behind.append(_source(segment, tokens, rank, BY_TOKEN if own else PACKED, geo, slot))
+    elif step.task == "multiply":
+        source = geo.whole("counts", rank)
+    through = step.task == "send_group" and step.peer != rank
+    row = StepRow(
+        KIND_RAGGED, number, source=slot(source) if source else 0, target=slot(writes[0]), counter=rank, value=step.peer,
+        per_call=TASKS[step.task], rows=len(behind), target_offset=writes[0].offset,
+        size=geo.room if step.task == "multiply" else geo.tokens[rank], first_tile=geo.row_bytes,
+        peer=geo.head_bytes if through else 0)
+    return [row, *behind]

@@ -11,8 +11,8 @@ from tilescale.schedules import tile
 from tilescale.schedules.contracting import BOTH
 from tilescale.schedules.footprint import SUMMED
 from tilescale.schedules.gather import SIGNAL_THREADS
-from tilescale.schedules.plan import PACKET_BYTES, Buffer, Copy, Gemm, Launch, Plan, Role, Step, Sum
-from tilescale.schedules.ragged import ragged_geometry
+from tilescale.schedules.grouped import PAD, GroupedGeometry, grouped, routed_geometry
+from tilescale.schedules.plan import PACKET_BYTES, Buffer, Copy, Gemm, Launch, Pieces, Plan, Role, Step, Sum
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import WINDOW_ROWS, summed, sums
 from tilescale.schedules.transports import TRANSPORTS
@@ -22,8 +22,9 @@ from tilescale.spec.op import Spec
 ELEMENTS = {"bfloat16": "ts::Bf16", "float16": "ts::Fp16", "float32": "ts::Fp32",
             "float8_e4m3fn": "ts::E4m3", "float8_e5m2": "ts::E5m2"}
 SCALES = {"tensor": "TensorScales", "rowcol": "RowColumnScales", "block": "BlockScales"}
-PRODUCTS = ("gemm", "fused", "small_m")  # families of kernels that multiply
+PRODUCTS = ("gemm", "fused", "small_m", "grouped", "grouped_fused")  # families of kernels that multiply
 SCOPES = {"warpgroup": 128, "warp": 32}  # threads that copy together, where these are not all of the block
+ROUTED = ("moe", "grouped_fused")  # families that move rows whose number the device alone knows
 CARRIED_SOURCES = 2  # of a sum that goes on: the sum so far, and a part
 
 
@@ -57,9 +58,17 @@ def _copy_unit(steps: Iterable[Step]) -> int:
 
 
 def solo(spec: Spec, launch: Launch) -> bool:
-    """Whether a kernel has one step, of an operation without communication. It looks nothing up, there is no epoch to
-    advance, and it waits itself for the kernel before."""
-    return spec.local and launch.family in PRODUCTS and len(tuple(launch.steps)) == 1
+    """Whether a kernel has one step, of an operation without communication, or one group of steps, which its row in the
+    table stands for. It looks nothing up, and it waits itself for the kernel before."""
+    steps = tuple(launch.steps)
+    if tile.mma_sync(spec):  # kernels start early from sm_90 on
+        return False
+    return spec.local and launch.family in PRODUCTS and (len(steps) == 1 or streams(launch))
+
+
+def streams(launch: Launch) -> bool:
+    """Whether blocks share tiles along the contraction: they count calls, since they wait for each other."""
+    return any(isinstance(step, Pieces) for step in launch.steps)
 
 
 def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer | None = None) -> Kernel:
@@ -76,17 +85,21 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
         constants |= {"sum_sources": CARRIED_SOURCES, "sum_carries": True}
     if launch.family in PRODUCTS:
         constants |= _multiplying(spec, schedule, launch, stored)
-    if launch.family == "moe":
+    if launch.family in ROUTED:
         constants |= _routing(spec, schedule)
     if launch.family == "packets":
         constants |= _exchanging(spec, schedule)
+    elif launch.family == "grouped":
+        constants |= _groups(spec, schedule)
     lines = [f"  static constexpr {'bool' if isinstance(v, bool) else 'int'} {name} = {str(v).lower()};"
              for name, v in constants.items()]
     if launch.family in PRODUCTS:
         out = ELEMENTS[tile.product_dtype(spec)]
         lines += [f"  using Element = {ELEMENTS[spec.inputs[0].dtype]};", f"  using Out = {out};"]
-    elif launch.family == "moe":
-        lines += [f"  using {name} = {ELEMENTS.get(spec.output.dtype, 'ts::Fp32')};" for name in ("Part", "Out")]
+    elif launch.family in ROUTED:
+        parts = tile.product_dtype(spec) if grouped(spec) else spec.output.dtype
+        lines += [f"  using {name} = {ELEMENTS.get(dtype, 'ts::Fp32')};"
+                  for name, dtype in (("Part", parts), ("Out", spec.output.dtype))]
     elif launch.family == "sum" or (launch.family == "packets" and sums(spec)):
         lines += [f"  using Part = {ELEMENTS[summed(spec).element]};", f"  using Out = {ELEMENTS[spec.output.dtype]};"]
     if launch.family in PRODUCTS and spec.attribute("scales"):
@@ -121,7 +134,7 @@ def texts_of(spec: Spec, schedule: Schedule, plan: Plan) -> tuple[Kernel, ...]:
 
 def _copying(spec: Spec, schedule: Schedule, launch: Launch) -> dict[str, int | bool]:
     """Constants that every kernel has, and those of copies."""
-    copies = launch.family in ("copy", "fused", "signal", "sum", "moe")
+    copies = launch.family in ("copy", "fused", "signal", "sum", *ROUTED)
     multiplies = launch.family in PRODUCTS
     config = dict(TRANSPORTS["peer_copy"].config)
     if launch.family != "signal" and TRANSPORTS[schedule.transport].agent == "blocks":
@@ -137,7 +150,7 @@ def _copying(spec: Spec, schedule: Schedule, launch: Launch) -> dict[str, int | 
         "copy_stages": config.get("copy_stages", 0) if copies else 0,
         "sum_sources": spec.world if launch.family == "sum" else 0,
         "sum_unit": _sum_unit(spec, launch),
-        "window_rows": WINDOW_ROWS if copies and launch.family not in ("signal", "moe") else 0,
+        "window_rows": WINDOW_ROWS if copies and launch.family not in ("signal", *ROUTED) else 0,
         "link_clock": (copies or remote) and link_fs_per_byte(spec) > 0,
     }
 
@@ -151,10 +164,20 @@ def _exchanging(spec: Spec, schedule: Schedule) -> dict[str, int | bool]:
 
 def _routing(spec: Spec, schedule: Schedule) -> dict[str, int | bool]:
     """Constants of dispatch and combine; rows are moved by the widest access that divides them."""
-    geo = ragged_geometry(spec, schedule.direction, schedule.num_comm_blocks)
+    geo = routed_geometry(spec, schedule, schedule.num_comm_blocks)
     unit = math.gcd(16, geo.row_bytes)
-    return {"has_moe": True, "moe_combines": geo.combines, "moe_experts": geo.experts, "moe_top_k": geo.top_k,
-            "moe_world": geo.world, "copy_unit": unit, "sum_unit": max(unit, geo.itemsize)}
+    constants: dict[str, int | bool] = {
+        "has_moe": True, "moe_combines": geo.combines, "moe_experts": geo.experts, "moe_top_k": geo.top_k,
+        "moe_world": geo.world, "copy_unit": unit, "sum_unit": max(unit, geo.itemsize)}
+    return constants | (_groups(spec, schedule) if isinstance(geo, GroupedGeometry) else {})
+
+
+def _groups(spec: Spec, schedule: Schedule) -> dict[str, int | bool]:
+    """Constants of products of experts."""
+    geo = routed_geometry(spec, schedule, schedule.num_comm_blocks)
+    groups, pad = (geo.groups, PAD) if isinstance(geo, GroupedGeometry) else (1, 1)
+    return {"has_groups": True, "moe_experts": geo.experts, "moe_top_k": geo.top_k, "moe_world": geo.world,
+            "moe_groups": groups, "moe_pad": pad}
 
 
 def _multiplying(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer | None) -> dict[str, int | bool]:
@@ -163,10 +186,18 @@ def _multiplying(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer 
     constants: dict[str, int | bool] = {
         name: getattr(schedule, name)
         for name in ("block_m", "block_n", "block_k", "num_stages", "raster_group", "cluster_m", "split_k")}
+    if tile.mma_sync(spec):
+        warps_m, warps_n = tile.warp_grid(schedule)
+        return constants | {
+            "mma_sync": True, "warps_m": warps_m, "warps_n": warps_n, "b_row_major": spec.inputs[1].order == "row",
+            "store_staged": staging.staged, "store_tensor": False, "store_columns": staging.columns,
+            "store_buffers": staging.buffers}
     if in_blocks(spec):
         constants |= {"contracts": True, "sent": BOTH, "a_turned": False}
     if contracts(spec):
         constants |= {"contracts": True, "sent": gathered_operand(spec), "a_turned": spec.inputs[0].order == "col"}
+    if streams(launch):
+        constants["stream_k"] = schedule.stream_k
     return constants | {
         "clusters": launch.cluster > 1, "splits": schedule.split_k > 1, "b_row_major": spec.inputs[1].order == "row",
         "in_flight": tile.consumers(spec, schedule) == 1 and not tile.promotes(spec), "store_staged": staging.staged,

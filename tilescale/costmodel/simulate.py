@@ -26,9 +26,11 @@ from tilescale.schedules.plan import (
     Copy,
     Gemm,
     GetPackets,
+    Grouped,
     Launch,
     MultimemReduce,
     MultimemStore,
+    Pieces,
     Plan,
     PutPackets,
     Ragged,
@@ -239,7 +241,7 @@ class _Simulation:
                 self._ragged(walker, step, rank)
             elif isinstance(step, Clear):
                 walker.spend(COPY, self.costs.copy_us(step.dst.size, walker.role.blocks))
-            else:
+            elif not isinstance(step, Pieces):  # the product that ends their group takes the time of all of it
                 self._gemm(walker, step, rank)
             fenced = isinstance(step, Signal)
             walker.place += 1
@@ -351,8 +353,18 @@ class _Simulation:
                 for target in step.writes if target.rank != rank]
         pulled = {source.rank: source for source in step.reads if source.rank != rank}
         ends += [self._cross(source, rank, size // self.plan.world, rank, began) for source in pulled.values()]
+        if isinstance(step, Grouped) and step.products:
+            walker.spend(COMPUTE, self._products_us(walker, step))
+            return
         walker.spend(COPY, self.p.load_latency_us + self.costs.copy_us(size, walker.role.blocks))
         walker.spend(LINK, max([0.0, *(end - walker.time for end in ends)]))
+
+    def _products_us(self, walker: _Walker, step: Grouped) -> float:
+        """As many products as experts, their tiles dealt on over all of them."""
+        experts, m, n, k = step.products
+        blocks, before = walker.role.blocks, walker.tiles
+        walker.tiles += experts * self.costs.tiles(m, n)
+        return (-(-walker.tiles // blocks) - -(-before // blocks)) * self.costs.generated_tile_us(k, *self.itemsize)
 
     def _gemm(self, walker: _Walker, step: Gemm | Contract, rank: int) -> None:
         began = walker.time
@@ -400,4 +412,6 @@ def _itemsize(plan: Plan) -> tuple[int, int]:
                 return plan.goal.row_bytes // step.width, plan.goal.output_row_bytes // step.n
             if isinstance(step, Gemm):
                 return plan.goal.row_bytes // step.k, plan.goal.product_row_bytes // step.n
+            if isinstance(step, Grouped) and step.products:
+                return plan.goal.row_bytes // step.products[3], plan.goal.output_row_bytes // step.products[2]
     return 1, 1

@@ -242,7 +242,7 @@ class Operation:
                 raise BundleError(f"{name} is {declared.dtype}", tensors.dtype_name(value), "convert it")
             if len(value.shape) != declared.ndim:
                 raise BundleError(f"{name} has {declared.ndim} dimensions", len(value.shape), "reshape it")
-        if self._spec.operation.compute == "gemm":
+        if self._spec.operation.compute == "gemm" and not is_routed(self._spec):
             k, b = self._rows_of_b(inputs[0].shape[1]), inputs[1]
             as_weight = self._spec.inputs[1].order == "col" and b.shape[0] != k and b.shape[1] == k
             found[1] = b.t() if as_weight else b

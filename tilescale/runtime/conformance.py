@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 
 from tilescale.codegen.program import Program
+from tilescale.runtime.conformance_parts import Parts
 from tilescale.runtime.emulator_report import Range, RunReport, Signalled, StepLog, Waited
 from tilescale.schedules.contracting import BOTH
 from tilescale.schedules.packets import buffers_of
@@ -16,13 +17,16 @@ from tilescale.schedules.plan import (
     Contract,
     Copy,
     Gemm,
+    Grouped,
     MultimemStore,
+    Pieces,
     Plan,
     PutPackets,
     Ragged,
     Reduce,
     Region,
     Role,
+    SharedGemm,
     Signal,
     Step,
     Sum,
@@ -41,6 +45,7 @@ def deviations(plan: Plan, program: Program, report: RunReport, calls: int, firs
     partly = {extra.buffer for extra in plan.goal.extras if extra.partly}
     log = {(s.call, s.rank, s.step): s for s in report.log}
     for call in range(calls):
+        parts = Parts(call, first_call + call, strides)
         for rank in range(plan.world):
             totals = plan.counter_totals(rank)
             for number, launch, role, step in plan.steps_of(rank):
@@ -52,11 +57,16 @@ def deviations(plan: Plan, program: Program, report: RunReport, calls: int, firs
                 if isinstance(step, Gemm) and partly:
                     found = _partly(found, wanted, partly)
                 if isinstance(step, Contract) and step.gathered != BOTH:
-                    found = _of_local(found, wanted, step)
+                    found = _of_inputs(found, wanted, (step.local,))
+                if isinstance(step, Pieces | SharedGemm):
+                    found = _of_inputs(found, wanted, (step.a, step.b))
+                if isinstance(step, Grouped):
+                    parts.add(step, found)
                 if isinstance(step, Ragged):
                     found = _bounded(found, wanted)
                 place = f"call {call} rank {rank} launch {launch.name} step {number} ({type(step).__name__})"
                 yield from _differences(place, wanted, found)
+        yield from parts.shared()
     for (call, rank, number), rest in sorted(log.items()):
         if number >= 0 and (rest.reads or rest.writes or rest.signals):
             yield f"call {call} rank {rank}: step {number} is not in the plan, and was carried out"
@@ -81,6 +91,9 @@ def _declared(step: Step, role: Role, rank: int, number: int, call: int, strides
         written = (step.dst, *step.others) if isinstance(step, SumPackets) else (step.dst,)
         return StepLog(call, rank, number, reads=_joined(map(where, (*step.srcs, *step.extras))),
                        writes=_joined(map(where, written)))
+    if isinstance(step, Grouped):  # by the ranges that its parts lie in
+        reads, writes = step.within[:len(step.reads)], step.within[len(step.reads):]
+        return StepLog(call, rank, number, reads=_joined(map(where, reads)), writes=_joined(map(where, writes)))
     if isinstance(step, Ragged):
         return StepLog(call, rank, number, reads=_joined(map(where, step.reads)), writes=_joined(map(where, step.writes)))
     if isinstance(step, Signal):
@@ -89,7 +102,11 @@ def _declared(step: Step, role: Role, rank: int, number: int, call: int, strides
     if isinstance(step, Wait):
         target = (call * totals[step.counter] + step.value) % 2**32  # counters and epochs wrap
         return StepLog(call, rank, number, waits=(Waited(step.counter, target, target),))
+    if isinstance(step, Pieces):
+        return StepLog(call, rank, number, reads=tuple(sorted(map(where, (step.a, step.b)))),
+                       writes=tuple(map(where, step.parts)))
     extras = step.extras if isinstance(step, Gemm) else ()
+    extras += step.parts if isinstance(step, SharedGemm) else ()
     stored = (where(step.out),) if not isinstance(step, Contract) or step.last else ()
     return StepLog(call, rank, number, reads=tuple(sorted(map(where, (step.a, step.b, *extras)))), writes=stored)
 
@@ -135,14 +152,14 @@ def _partly(found: StepLog, wanted: StepLog, buffers: set[str]) -> StepLog:
     return replace(found, reads=tuple(sorted([*(r for r in found.reads if r.buffer not in buffers), *declared])))
 
 
-def _of_local(found: StepLog, wanted: StepLog, step: Contract) -> StepLog:
-    """With all of the local operand, which only the caller writes, in place of the parts of it that were read."""
-    local = [read for read in wanted.reads if (read.rank, read.buffer) == (step.local.rank, step.local.buffer)]
-    parts = [read for read in found.reads if local and (read.rank, read.buffer) == (local[0].rank, local[0].buffer)]
-    inside = all(local[0].begin <= part.begin and part.end <= local[0].end for part in parts)
-    if not parts or not inside:
-        return found
-    return replace(found, reads=tuple(sorted((*(read for read in found.reads if read not in parts), *local))))
+def _of_inputs(found: StepLog, wanted: StepLog, operands: Iterable[Region]) -> StepLog:
+    """With all of these operands, which only the caller writes, in place of the parts of them that were read."""
+    for operand in operands:
+        whole = [read for read in wanted.reads if (read.rank, read.buffer) == (operand.rank, operand.buffer)]
+        parts = [read for read in found.reads if whole and (read.rank, read.buffer) == (whole[0].rank, whole[0].buffer)]
+        if parts and all(whole[0].begin <= part.begin and part.end <= whole[0].end for part in parts):
+            found = replace(found, reads=tuple(sorted((*(read for read in found.reads if read not in parts), *whole))))
+    return found
 
 
 def _bounded(found: StepLog, wanted: StepLog) -> StepLog:

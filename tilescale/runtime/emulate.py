@@ -28,7 +28,7 @@ from tilescale.runtime.emulator import (
     tensor_map,
 )
 from tilescale.runtime.reference import NumpyArrays, Sums, add_up, extras_of, finish, scaled_load
-from tilescale.runtime.routed import Routed, routed
+from tilescale.runtime.routed import POISON, Routed, routed
 from tilescale.runtime.routing import TURNS, routing_of
 from tilescale.runtime.scaled import Scaled, scaled
 from tilescale.schedules.ragged import ragged
@@ -59,13 +59,15 @@ class Emulation:
 @dataclass(frozen=True)
 class Wanted:
     """The output `name` of a rank in fp64, and how far its elements may be off; None: as it is, rounded once.
-    `beside`: what a call returns besides. `exact`: the bytes of outputs by buffer, where these are known."""
+    `beside`: what a call returns besides. `exact`: the bytes of outputs by buffer, where these are known. `partly`: what
+    lies behind `value` must be as it was."""
 
     value: Array
     allowed: Array | None
     name: str = "out"
     beside: tuple[Wanted, ...] = ()
     exact: tuple[tuple[str, bytes], ...] = ()
+    partly: bool = False
 
 
 @dataclass(frozen=True)
@@ -146,9 +148,9 @@ class Run:
         strides = {p.buffer: p.stride for p in self.program.placed}
         found: dict[str, Memory] = {}
         for buffer in self.plan.buffers:
-            size = max(1, strides.get(buffer.name, 0) * (buffer.versions - 1) + buffer.memory)  # of no rows: not used
-            found[buffer.name] = self.machine.register_memory(
-                rank, buffer.name, size, data=bytes(size) if buffer.zeroed else b"")
+            size = strides.get(buffer.name, 0) * (buffer.versions - 1) + buffer.memory
+            found[buffer.name] = self.machine.register_memory(  # of no rows: not used
+                rank, buffer.name, max(1, size), data=bytes(size) if buffer.zeroed else b"", initialised=buffer.zeroed)
         epoch = self.conditions.first_call
         counts = b"".join(
             (epoch * total % 2**32).to_bytes(COUNTER_BYTES, "little") for total in self.plan.counter_totals(rank))
@@ -281,7 +283,8 @@ class Run:
     @staticmethod
     def _wanted_of(made: Routed) -> list[Wanted]:
         if made.value:
-            return [Wanted(v, a) for v, a in zip(made.value, made.allowed, strict=True)]
+            return [Wanted(v, a, exact=tuple(each.items()), partly=made.partly)
+                    for v, a, each in zip(made.value, made.allowed, made.exact, strict=True)]
         return [Wanted(np.zeros(0), None, exact=tuple(each.items())) for each in made.exact]
 
     def _sums(self, result: Result, load: Callable[[Factor], Array], exact: bool) -> tuple[Sums, Deviation]:
@@ -325,7 +328,10 @@ class Run:
                     at = next(i for i, (x, y) in enumerate(zip(seen, data, strict=True)) if x != y)
                     lines.append(f"call {call} rank {rank}: byte {at} of {name} is wrong")
             shape, output = wanted.value.shape, outputs[wanted.name]
-            found = from_bits(report.seen[node][: wanted.value.size * output.itemsize], output.dtype).reshape(shape)
+            end = wanted.value.size * output.itemsize
+            found = from_bits(report.seen[node][:end], output.dtype).reshape(shape)
+            if wanted.partly and report.seen[node][end:].strip(bytes([POISON])):
+                lines.append(f"call {call} rank {rank}: {wanted.name} is written behind byte {end}, its last one")
             value, allowed = wanted.value, wanted.allowed
             if allowed is None:
                 value = from_bits(to_bits(value, output.dtype).tobytes(), output.dtype).reshape(shape)

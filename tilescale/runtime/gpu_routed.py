@@ -1,4 +1,5 @@
-"""Dispatch and combine on a rank's GPU: what callers pass, routed as declared, and whether every byte came out right."""
+"""Dispatch, with or without products of experts, and combine on a rank's GPU: what callers pass, routed as declared, and
+whether all of it came out right."""
 
 from __future__ import annotations
 
@@ -77,12 +78,15 @@ class RoutedWorkload(Workload):
         if not torch.equal(data.inputs[-1], counts):
             raise WrongResult(f"call {call}: counts are {data.inputs[-1].tolist()}, not {counts.tolist()}")
         rows = data.expected.values.shape[0]
+        if bool((found[rows:].view(torch.uint8) != POISON).any()):
+            raise WrongResult(f"call {call}: rows behind the last one, {rows}, were written")
+        if self.multiplies:
+            self._compare(call, "out", found[:rows], data.expected)
+            return
         wrong = (found[:rows].view(torch.uint8) != data.expected.values.view(torch.uint8)).any(dim=1)
         if bool(wrong.any()):
             at, many = int(wrong.to(torch.uint8).argmax()), int(wrong.sum())
             raise WrongResult(f"call {call}: row {at} of {rows} is not that of its token; {many} are wrong")
-        if bool((found[rows:].view(torch.uint8) != POISON).any()):
-            raise WrongResult(f"call {call}: rows behind the last one, {rows}, were written")
 
     # -- making --------------------------------------------------------------------------------------------------------
     def _table(self, call: int) -> npt.NDArray[np.int32]:
@@ -103,9 +107,35 @@ class RoutedWorkload(Workload):
                 tensor.copy_(self._weights(call, self.rank))
             elif local.name == "a":
                 self._fill(tensor, call)
+            elif local.name == "b":
+                tensor.copy_(self._matrices(call, self.rank))
             placed.append(tensor)
         out = self._place(local_outputs(self.spec, self.rank)[0])
-        return CallData(tuple(placed), out, (self._combined if self._geo.combines else self._dispatched)(call))
+        made = self._combined if self._geo.combines else self._multiplied if self.multiplies else self._dispatched
+        return CallData(tuple(placed), out, made(call))
+
+    def _matrices(self, call: int, rank: int) -> Any:
+        """Those of the experts of a rank."""
+        return self._fresh(local_inputs(self.spec, rank)[1], call, 1, rank, self._device)
+
+    def _products(self, call: int, rank: int, rows: Any) -> tuple[Any, Any]:
+        """The product of every row that a rank holds with the matrix of its expert, in fp64, and the sum of the absolute
+        values that it adds up."""
+        local = self._geo.local
+        each = self._routings[call].counts[:, rank * local:(rank + 1) * local].sum(axis=0).tolist()
+        values, sizes = [], []
+        for part, matrix in zip(rows.split(each), self._matrices(call, rank), strict=True):
+            values.append(part.double() @ matrix.double())
+            sizes.append(part.double().abs() @ matrix.double().abs())
+        return self._torch.cat(values), self._torch.cat(sizes)
+
+    def _multiplied(self, call: int) -> Expected:
+        """A dispatch, and the products of its rows."""
+        value, size = self._products(call, self.rank, self._dispatched(call).values)
+        off = routed_deviation(self.spec, call == EXACT_CALL)
+        room = value.abs() * (off.result + _KEPT_ROUNDOFF) + size * off.magnitude
+        room += SMALLEST.get(self.spec.output.dtype, 0.0)
+        return Expected(value.to(self._kept), room.float())
 
     def _fill(self, tensor: Any, call: int) -> None:
         """Tokens, or the rows that there are."""
@@ -136,8 +166,8 @@ class RoutedWorkload(Workload):
         torch, entries = self._torch, self._routings[call].entries
         mine = entries[entries[:, 3] == self.rank]
         mine = mine[np.argsort(mine[:, 4])]
-        values = torch.empty((len(mine), self.spec.output.sizes[1]), dtype=getattr(torch, self.spec.output.dtype),
-                             device=self._device)
+        sent = self.spec.inputs[0]
+        values = torch.empty((len(mine), sent.sizes[1]), dtype=getattr(torch, sent.dtype), device=self._device)
         for source in range(self._geo.world):
             at = np.flatnonzero(mine[:, 0] == source)
             tokens = torch.from_numpy(mine[at, 1]).to(self._device)
@@ -149,15 +179,19 @@ class RoutedWorkload(Workload):
         shape = (self._geo.tokens[self.rank], self.spec.output.sizes[1])
         value = torch.zeros(shape, dtype=torch.float64, device=self._device)
         magnitude, weights = torch.zeros_like(value), self._weights(call, self.rank)
+        spread = torch.zeros_like(value)
         for holder in range(self._geo.world):
             mine = entries[(entries[:, 0] == self.rank) & (entries[:, 3] == holder)]
             held = self._held(call, holder)
+            held, sizes = self._products(call, holder, held) if self.multiplies else (held, None)
             for first in range(0, len(mine), ROWS_AT_ONCE):
                 part = torch.from_numpy(mine[first:first + ROWS_AT_ONCE]).to(self._device)
-                terms = held[part[:, 4]].double() * weights[part[:, 1], part[:, 2], None].double()
+                scale = weights[part[:, 1], part[:, 2], None].double()
+                terms = held[part[:, 4]].double() * scale
                 value.index_add_(0, part[:, 1], terms)
-                magnitude.index_add_(0, part[:, 1], terms.abs_())
+                spread.index_add_(0, part[:, 1], terms.abs_())
+                magnitude.index_add_(0, part[:, 1], terms if sizes is None else sizes[part[:, 4]] * scale)
         off = routed_deviation(self.spec, call == EXACT_CALL)
-        room = value.abs() * (off.result + _KEPT_ROUNDOFF) + magnitude * off.magnitude
+        room = value.abs() * (off.result + _KEPT_ROUNDOFF) + magnitude * off.magnitude + spread * off.spread
         room += SMALLEST.get(self.spec.output.dtype, 0.0)
         return Expected(value.to(self._kept), room.float())

@@ -11,6 +11,7 @@ from tilescale.runtime.check import Array, from_bits, random_input, to_bits
 from tilescale.runtime.routing import Indices
 from tilescale.schedules.ragged import RaggedGeometry, ragged_geometry
 from tilescale.spec.declaration import Spec
+from tilescale.spec.ops._moe import multiplies
 from tilescale.spec.result import SMALLEST
 from tilescale.spec.routed import routed_deviation
 from tilescale.spec.tensor import Tensor
@@ -21,17 +22,21 @@ POISON = 0xFF
 @dataclass(frozen=True)
 class Routed:
     """`inputs[rank]`: bytes by buffer. `exact[rank]`: bytes that outputs must hold, by buffer, what nobody writes with
-    POISON. `value[rank]`, `allowed[rank]`: numbers of the output and how far they may be off, where it adds up."""
+    POISON. `value[rank]`, `allowed[rank]`: numbers of the output and how far they may be off, where it adds up; `partly`:
+    these are its first rows, and nobody writes the others."""
 
     inputs: list[dict[str, bytes]]
     exact: list[dict[str, bytes]]
     value: list[Array]
     allowed: list[Array]
+    partly: bool = False
 
 
 def routed(spec: Spec, indices: list[Indices], rng: np.random.Generator, exact: bool) -> Routed:
     """A call. `exact`: small integers."""
     geo = ragged_geometry(spec, "push", 1)
+    if multiplies(spec):
+        return (_weighted if geo.combines else _multiplied)(spec, geo, indices, rng, exact)
     return (_combined if geo.combines else _dispatched)(spec, geo, indices, rng, exact)
 
 
@@ -86,15 +91,67 @@ def _dispatched(spec: Spec, geo: RaggedGeometry, indices: list[Indices], rng: np
     return Routed(inputs, found, [], [])
 
 
+def _multiplied(spec: Spec, geo: RaggedGeometry, indices: list[Indices], rng: np.random.Generator, exact: bool) -> Routed:
+    """A dispatch, and the product of every row with the matrix of its expert."""
+    sent = _dispatched(spec, geo, indices, rng, exact)
+    counts, off = counts_of(geo, indices), routed_deviation(spec, exact)
+    least = SMALLEST.get(spec.output.dtype, 0.0)
+    inputs, exactly, value, allowed = [], [], [], []
+    for rank, (given, found) in enumerate(zip(sent.inputs, sent.exact, strict=True)):
+        bits, factors = _matrices(spec, rng, exact)
+        rows = counts[:, rank * geo.local:(rank + 1) * geo.local].sum(axis=0)
+        size = int(rows.sum()) * geo.row_bytes
+        held = from_bits(found["out"][:size], spec.inputs[0].dtype).reshape(-1, spec.mnk[2])
+        parts = np.split(held, np.cumsum(rows)[:-1])
+        value.append(np.concatenate([part @ factor for part, factor in zip(parts, factors, strict=True)]))
+        magnitude = np.concatenate([np.abs(part) @ np.abs(factor) for part, factor in zip(parts, factors, strict=True)])
+        allowed.append(least + np.abs(value[-1]) * off.result + magnitude * off.magnitude)
+        inputs.append({**given, "b": bits})
+        exactly.append({"counts": found["counts"]})
+    return Routed(inputs, exactly, value, allowed, partly=True)
+
+
+def _matrices(spec: Spec, rng: np.random.Generator, exact: bool) -> tuple[bytes, Array]:
+    """Those of the experts of a rank."""
+    tensor = spec.inputs[1]
+    experts, k, n = tensor.local_shape(0, spec.world)
+    bits = to_bits(random_input(rng, (experts * k, n), exact), tensor.dtype).tobytes()
+    return bits, from_bits(bits, tensor.dtype).reshape(experts, k, n)
+
+
+def _weighted(spec: Spec, geo: RaggedGeometry, indices: list[Indices], rng: np.random.Generator, exact: bool) -> Routed:
+    """The product of every row with the matrix of its expert, and a combine of these."""
+    sent, dtype = _combined(spec, geo, indices, rng, exact), spec.inputs[0].dtype
+    made = [_matrices(spec, rng, exact) for _ in range(geo.world)]
+    value = [np.zeros((count, spec.output.sizes[1])) for count in geo.tokens]
+    magnitude, spread = [np.zeros_like(v) for v in value], [np.zeros_like(v) for v in value]
+    counts = counts_of(geo, indices).sum(axis=0).reshape(geo.world, geo.local)
+    ends = np.cumsum(counts, axis=1)
+    held = [from_bits(given["a"], dtype).reshape(geo.room, -1) for given in sent.inputs]
+    weights = [np.frombuffer(given["weights"], "<f4").reshape(part.shape)
+               for given, part in zip(sent.inputs, indices, strict=True)]
+    for source, token, k, holder, row in entries_of(geo, indices).tolist():
+        weight, matrix = float(weights[source][token, k]), made[holder][1][int((ends[holder] <= row).sum())]
+        term = held[holder][row] @ matrix
+        value[source][token] += weight * term
+        magnitude[source][token] += weight * (np.abs(held[holder][row]) @ np.abs(matrix))
+        spread[source][token] += weight * np.abs(term)
+    off, least = routed_deviation(spec, exact), SMALLEST.get(spec.output.dtype, 0.0)
+    allowed = [least + np.abs(v) * off.result + m * off.magnitude + s * off.spread
+               for v, m, s in zip(value, magnitude, spread, strict=True)]
+    inputs = [{**given, "b": bits} for given, (bits, _) in zip(sent.inputs, made, strict=True)]
+    return Routed(inputs, sent.exact, value, allowed)
+
+
 def _combined(spec: Spec, geo: RaggedGeometry, indices: list[Indices], rng: np.random.Generator, exact: bool) -> Routed:
     held = [np.full((geo.room, geo.row_bytes), POISON, np.uint8) for _ in range(geo.world)]
-    dtype, hidden = spec.output.dtype, spec.output.sizes[1]
+    dtype, hidden = spec.inputs[0].dtype, spec.inputs[0].sizes[1]
     weights = [(rng.integers(1, 4, part.shape) if exact else rng.random(part.shape)).astype(np.float32) for part in indices]
     value = [np.zeros((count, hidden)) for count in geo.tokens]
     magnitude = [np.zeros((count, hidden)) for count in geo.tokens]
 
     for source, token, k, holder, row in entries_of(geo, indices).tolist():
-        drawn = _drawn(spec.output, 1, rng, exact)[0]
+        drawn = _drawn(spec.inputs[0], 1, rng, exact)[0]
         held[holder][row] = drawn
         term = float(weights[source][token, k]) * from_bits(drawn.tobytes(), dtype)
         value[source][token] += term

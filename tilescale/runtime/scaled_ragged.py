@@ -11,10 +11,11 @@ from tilescale.schedules.ragged import THREADS, WARP
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.declaration import Spec
 from tilescale.spec.ops._counts import count_attribute
-from tilescale.spec.ops._moe import tokens_of
+from tilescale.spec.ops._moe import combines, multiplies, tokens_of
 from tilescale.spec.tensor import Tensor
 
 BLOCKS = 2
+TAIL = 24  # elements of two bytes, which keep rows aligned to 16
 UNROLL = 4  # accesses of a lane in flight
 
 
@@ -33,7 +34,23 @@ def small_ragged(spec: Spec, schedule: Schedule) -> tuple[Spec, Schedule]:
     def sized(tensor: Tensor, count: int) -> Tensor:
         return dataclasses.replace(tensor, shape=(count, hidden))
 
-    combines = spec.op == "moe_combine"
-    small = dataclasses.replace(spec, inputs=(sized(spec.inputs[0], room if combines else rows),),
-                                output=sized(spec.output, rows if combines else room))
+    if multiplies(spec):
+        return _small_products(spec, schedule, rows)
+    back = combines(spec)
+    small = dataclasses.replace(spec, inputs=(sized(spec.inputs[0], room if back else rows),),
+                                output=sized(spec.output, rows if back else room))
     return small, replace(schedule, num_comm_blocks=min(BLOCKS, schedule.num_comm_blocks))
+
+
+def _small_products(spec: Spec, schedule: Schedule, rows: int) -> tuple[Spec, Schedule]:
+    """The same where experts multiply: contractions of two blocks and a tail, two columns of tiles, the second with a
+    tail."""
+    tokens, matrices = spec.inputs
+    k, n = 2 * schedule.block_k + TAIL, schedule.block_n + TAIL
+    room = spec.world * rows * count_attribute(spec, "top_k")
+    taken, made = (room, rows) if combines(spec) else (rows, room)
+    small = dataclasses.replace(
+        spec, inputs=(dataclasses.replace(tokens, shape=(taken, k)),
+                      dataclasses.replace(matrices, shape=(matrices.shape[0], k, n))),
+        output=dataclasses.replace(spec.output, shape=(made, n)))
+    return small, replace(schedule, num_comm_blocks=min(max(BLOCKS, schedule.depth), schedule.num_comm_blocks))

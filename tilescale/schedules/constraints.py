@@ -13,14 +13,17 @@ from tilescale.schedules.blocks import blocks_of
 from tilescale.schedules.exchanges import exchange_geometry, exchange_of, exchanges
 from tilescale.schedules.footprint import SUMMED
 from tilescale.schedules.geometry import gathers_everywhere
+from tilescale.schedules.grouped import grouped, routed_geometry
 from tilescale.schedules.knob import BY_NAME
 from tilescale.schedules.packing import in_packets, packed_bytes
-from tilescale.schedules.ragged import RaggedGeometry, ragged, ragged_geometry
+from tilescale.schedules.ragged import RaggedGeometry, ragged
 from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.streaming import stream
 from tilescale.schedules.sums import WINDOW_BYTES, geometry_of, norm_bytes, summed, sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import contraction_inner, contracts, gathered_operand, in_blocks, in_whole_shards
 from tilescale.spec.op import Spec
+from tilescale.spec.ops._moe import combines
 from tilescale.spec.scales import BLOCK
 
 MAX_CHUNKS = 64
@@ -29,6 +32,9 @@ MAX_IN_PACKETS = 1 << 20  # bytes: beyond, twice the bytes take longer than a fe
 MULTIPLIED = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 WHOLE_SUMS = ("direct", "scatter", "one_shot", "two_shot")  # algorithms that add up all parts in one step
 GROUP_ROWS = (1024, 2048)
+WARP_SUMS = 128
+STREAM_REGISTERS = 16  # of a thread that multiplies, which follow what tiles are shared
+STREAM_FULL, STREAM_STEPS, STREAM_BLOCKS = 0.95, 4, 8  # share of a wave; blocks of a contraction; blocks of a tile
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class Constraint:
 
 
 def _ragged(spec: Spec, s: Schedule) -> RaggedGeometry:
-    return ragged_geometry(spec, s.direction, s.num_comm_blocks)
+    return routed_geometry(spec, s, s.num_comm_blocks)
 
 
 def _generated(spec: Spec, s: Schedule) -> bool:
@@ -105,6 +111,8 @@ def _needed_bytes(spec: Spec, s: Schedule) -> int:
     if exchanges(spec):
         buffers = exchange_geometry(spec, s.direction, s.chunk_rows).buffers()
         return sum(buffer.size * buffer.versions for buffer in buffers)
+    if spec.local and s.stream_k:
+        return _gathered_bytes(spec) + stream(spec, s).size
     return _gathered_bytes(spec)
 
 
@@ -168,6 +176,8 @@ def _peers(spec: Spec) -> int:
 
 
 def _depth_within_transfers(spec: Spec, s: Schedule) -> bool:
+    if grouped(spec):
+        return _ragged(spec, s).local % s.depth == 0
     shared_out = s.overlap == "fused" and not _ring_of_sums(spec, s)
     return s.depth <= num_chunks(spec, s) * (_peers(spec) if shared_out else 1)
 
@@ -193,7 +203,7 @@ def _operand_alignment(spec: Spec, s: Schedule) -> bool:
     if contracts(spec) or in_blocks(spec):
         return all(pitch % 16 == 0 for pitch in _factor_pitches(spec))
     b = spec.inputs[1]
-    k, n = b.local_shape(0, spec.world)
+    k, n = b.local_shape(0, spec.world)[-2:]
     return _row_bytes(spec) % 16 == 0 and (k if b.order == "col" else n) * b.itemsize % 16 == 0
 
 
@@ -232,7 +242,7 @@ def _columns_needed(spec: Spec, s: Schedule) -> bool:
     if not spec.local or not _generated(spec, s) or tile.small_m(spec):
         return True
     columns = spec.inputs[1].local_shape(0, spec.world)[1]
-    narrower = [int(v) for v in BY_NAME["block_n"].domain if int(v) < s.block_n]
+    narrower = [int(v) for v in BY_NAME["block_n"].allowed(spec) if int(v) < s.block_n]
     return not narrower or -(-columns // narrower[-1]) > -(-columns // s.block_n)
 
 
@@ -267,6 +277,23 @@ def _split_fills(spec: Spec, s: Schedule) -> bool:
         s.cluster_m == 1 and steps >= s.split_k
         and tile.tiles(spec, s) * s.split_k <= tile.clustered(spec.topology.sm_share, s.split_k)
         and (tile.landing_bytes(spec, s) <= s.num_stages * tile.stage_bytes(spec, s)))
+
+
+def _warps(spec: Spec, s: Schedule) -> bool:
+    """Whether warps multiply by mma.sync."""
+    return _generated(spec, s) and tile.mma_sync(spec)
+
+
+def _stream_evens(spec: Spec, s: Schedule) -> bool:
+    """Whether sharing tiles evens out a last wave that is not full, at parts worth what they cost."""
+    if s.stream_k == 0:
+        return True
+    found = stream(spec, s)
+    rest = (found.whole + found.shared) % found.units
+    waves = -(-(found.whole + found.shared) // found.units)
+    return (
+        0 < rest <= STREAM_FULL * found.units and waves >= s.stream_k
+        and found.units <= STREAM_BLOCKS * found.shared and found.shared * found.steps >= STREAM_STEPS * found.units)
 
 
 def _multicast_moves(spec: Spec, s: Schedule) -> bool:
@@ -355,6 +382,12 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("ragged_pull", "rows are pulled where peers can read them: symmetric, or as many tokens on every rank, "
                "copied first",
                lambda spec, s: not ragged(spec) or s.direction == "push" or _ragged(spec, s).pullable),
+    Constraint("grouped_pushes", "tokens that experts multiply are pushed, group by group",
+               lambda spec, s: not grouped(spec) or s.direction == "push"),
+    Constraint("products_before_combine", "products of experts are complete before they go back",
+               lambda spec, s: not (grouped(spec) and combines(spec)) or s.overlap == "none"),
+    Constraint("grouped_generated", "libraries multiply matrices whose sizes the host knows: products of experts are "
+               "generated", lambda spec, s: not grouped(spec) or s.compute == "generated"),
     Constraint("ragged_shared_memory", "the numbers of experts fit the shared memory of a block",
                lambda spec, s: not ragged(spec) or _ragged(spec, s).shared_bytes <= spec.topology.gpu.smem_bytes),
     Constraint("engine_contiguous", "a copy engine copies contiguous bytes, not rows at a pitch",
@@ -380,11 +413,19 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                                     and s.transport == "copy_engine" and s.direction == "pull")),
     Constraint("even_products", "products of the rows that a rank gathers are generated where all shards have as many",
                lambda spec, s: not _generated(spec, s) or spec.operation.moves == () or sums(spec)
-               or len(set(_local_rows(spec))) == 1),
+               or ragged(spec) or len(set(_local_rows(spec))) == 1),
     Constraint("rows_to_multiply", "products of no rows are left to the library, which is not called for them",
                lambda spec, s: not _generated(spec, s) or spec.mnk[0] > 0),
-    Constraint("wgmma_arch", "generated products use wgmma, which sm_90a has",
-               lambda spec, s: not _generated(spec, s) or spec.topology.gpu.arch == "sm_90a"),
+    Constraint("product_arch", "generated products use wgmma, which sm_90a has, or mma.sync behind cp.async, before sm_90",
+               lambda spec, s: not _generated(spec, s) or spec.topology.gpu.arch == "sm_90a" or tile.mma_sync(spec)),
+    Constraint("warp_operands", "products of warps (before sm_90) take bfloat16 or float16",
+               lambda spec, s: not _warps(spec, s) or not tile.promotes(spec)),
+    Constraint("warp_contraction", "contractions that are gathered, and blocks of matrices, are multiplied by wgmma",
+               lambda spec, s: not _warps(spec, s) or not (contracts(spec) or in_blocks(spec))),
+    Constraint("warp_registers", f"the sums of a warp's part of a tile take at most {WARP_SUMS} registers of a thread",
+               lambda spec, s: not _warps(spec, s) or tile.accumulators(spec, s) <= WARP_SUMS),
+    Constraint("warp_halves", "warps store the half of their columns in pieces of 32 bytes",
+               lambda spec, s: not _warps(spec, s) or tile.stored_columns(spec, s) // tile.warp_grid(s)[1] % 16 == 0),
     Constraint("wgmma_dtype", "generated products take operands of one type: bfloat16, float16, float8_e4m3fn, float8_e5m2",
                lambda spec, s: not _generated(spec, s) or (
                    spec.inputs[0].dtype in MULTIPLIED and spec.inputs[0].dtype == spec.inputs[1].dtype)),
@@ -395,7 +436,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("operand_alignment", "rows of both operands are multiples of 16 bytes", _operand_alignment),
     Constraint("chunk_within_shard", "a chunk is no larger than the shard needs", _chunk_within_shard),
     Constraint("whole_tiles", "a chunk is made of whole tiles, or is the shard", _whole_tiles),
-    Constraint("depth_within_transfers", "no more chunks are in flight than there are", _depth_within_transfers),
+    Constraint("depth_within_transfers", "no more chunks are in flight than there are; experts of a rank are cut into "
+               "equal groups", _depth_within_transfers),
     Constraint("order_matters", "the order of chunks matters only with several chunks and several peers", _order_matters),
     Constraint("depth_divides_blocks", "every chunk in flight gets the same number of blocks",
                lambda spec, s: s.num_comm_blocks % s.depth == 0),
@@ -405,13 +447,16 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("rows_suit_tile", "a tile has at least 64 rows; few rows have the tile that just holds them",
                _rows_suit_tile),
     Constraint("accumulators_fit", "the sums of a tile fit the registers of the threads that multiply",
-               lambda spec, s: not _generated(spec, s) or tile.sum_registers(spec, s) <= MAX_ACCUMULATORS),
+               lambda spec, s: not _generated(spec, s) or (
+                   tile.sum_registers(spec, s) <= MAX_ACCUMULATORS - (STREAM_REGISTERS if s.stream_k else 0))),
     Constraint("halves_stored_whole", "a tile whose columns become half as many stores them in pieces of 32 bytes",
                lambda spec, s: not _generated(spec, s) or tile.stored_columns(spec, s) % 16 == 0),
     Constraint("cluster_has_rows", "blocks of a cluster have a row of tiles each",
                lambda spec, s: s.cluster_m == 1 or (not tile.small_m(spec)
                                                     and s.block_m * (s.cluster_m - 1) < _local_rows(spec)[0])),
     Constraint("split_fills", "blocks that share a contraction have a part each, and all tiles run at once", _split_fills),
+    Constraint("stream_evens", "blocks share tiles along the contraction where the last wave is not nearly full, each at "
+               f"least {STREAM_STEPS} blocks of it, and a tile in at most {STREAM_BLOCKS} parts", _stream_evens),
     Constraint("columns_needed", "a tile is no wider than its number of columns of tiles needs", _columns_needed),
     Constraint("raster_matters", "a group of rows of tiles spans about as many rows as a wave is wide", _raster_matters),
     Constraint("shared_memory", "the stages fit the shared memory of a block",

@@ -14,6 +14,8 @@ from tilescale.schedules.exchange import counters as exchange_counters
 from tilescale.schedules.exchanges import exchange_geometry, exchanges
 from tilescale.schedules.gather import RankPlan, Shape, lower_chunked, lower_fused, lower_none
 from tilescale.schedules.geometry import geometry
+from tilescale.schedules.grouped import grouped, grouped_structure
+from tilescale.schedules.grouped_combine import products_structure
 from tilescale.schedules.local import lower_local
 from tilescale.schedules.packet_sums import gather_buffers, gather_packets, packet_launch, sum_packets
 from tilescale.schedules.plan import Launch, Plan
@@ -25,6 +27,7 @@ from tilescale.schedules.sums import SUM_THREADS, WINDOW_BYTES, RingGeometry, ge
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import contracts, in_blocks
 from tilescale.spec.op import Spec
+from tilescale.spec.ops._moe import combines
 
 COPY_THREADS = SUM_THREADS
 COPY_OUT_BLOCKS = 8
@@ -61,6 +64,10 @@ def lower(spec: Spec, schedule: Schedule) -> Plan:
     def sized(launch: Launch) -> Launch:
         if launch.family == "gemm":
             return replace(launch, threads=threads, shared_bytes=shared, cluster=cluster)
+        if launch.family == "grouped":
+            return replace(launch, threads=threads, shared_bytes=shared)
+        if launch.family == "grouped_fused":  # the blocks that send count in shared memory
+            return replace(launch, threads=threads, shared_bytes=max(shared, launch.shared_bytes))
         if launch.family == "fused":
             return replace(launch, threads=threads, shared_bytes=fused_shared, cluster=cluster)
         return launch
@@ -69,7 +76,8 @@ def lower(spec: Spec, schedule: Schedule) -> Plan:
 
 
 def _without_tiles(schedule: Schedule) -> Schedule:
-    return replace(schedule, block_m=0, block_n=0, block_k=0, num_stages=0, raster_group=0, copy_scope="block")
+    return replace(schedule, block_m=0, block_n=0, block_k=0, num_stages=0, raster_group=0, copy_scope="block",
+                   stream_k=0)
 
 
 def _sum_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
@@ -137,6 +145,8 @@ def _structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
     """The plan but for the sizes of kernels that multiply."""
     if sums(spec):
         return _sum_structure(spec, schedule, share)
+    if grouped(spec):
+        return (products_structure if combines(spec) else grouped_structure)(spec, schedule, share)
     if ragged(spec):
         return ragged_structure(spec, schedule, share)
     if exchanges(spec):

@@ -243,6 +243,32 @@ class Contract:
 
 
 @dataclass(frozen=True)
+class Pieces:
+    """Of a product whose tiles the blocks of a role share along the contraction (stream-K): the sums of those pieces of
+    tiles that end a tile which another block has begun, left in `parts` in float32.
+
+    It begins a group that ends with the SharedGemm of the same product; between them every block signals and waits for all.
+    Blocks store the tiles that they take whole before they wait, so the stores of the group are counted from here on.
+    """
+
+    a: Region
+    b: Region
+    out: Region
+    m: int
+    n: int
+    k: int
+    parts: tuple[Region, ...]
+
+
+@dataclass(frozen=True)
+class SharedGemm(Gemm):
+    """The Gemm that ends a group of Pieces: whole tiles, and those that were begun, to which `parts` are added in a fixed
+    order, before epilogues and rounding."""
+
+    parts: tuple[Region, ...] = ()
+
+
+@dataclass(frozen=True)
 class Ragged:
     """A part of an operation whose sizes are known on the device alone; `task` is one of ragged.TASKS, which say what each
     reads and writes. Regions are what may be touched at most, in the order that the task fixes; blocks of the role share
@@ -257,9 +283,26 @@ class Ragged:
     expected: int = 0
 
 
+@dataclass(frozen=True)
+class Grouped(Ragged):
+    """A Ragged step for one of `groups` groups of the experts of a rank.
+
+    What belongs to a group lies where the device alone knows. Regions name it by parts: a buffer, or a range of it, is cut
+    into as many parts as there are groups, and part g stands for what belongs to group g. `within`: of every region of
+    `reads`, then of `writes`, the range that all that it stands for lies in. That what steps touch of different parts is
+    different is shown by emulations (see conformance.py). `products`: of a grouped GEMM, how many it makes and the M, N
+    and K of each, M where tokens are routed as declared.
+    """
+
+    group: int = 0
+    groups: int = 1
+    within: tuple[Region, ...] = ()
+    products: tuple[int, ...] = ()
+
+
 PacketStep = PutPackets | SumPackets | GetPackets
-Step = (Copy | Reduce | Clear | Signal | Wait | Gemm | Sum | Contract | Ragged | MultimemStore | MultimemReduce | PutPackets
-        | SumPackets | GetPackets)
+Step = (Copy | Reduce | Clear | Signal | Wait | Gemm | Sum | Contract | Ragged | Grouped | MultimemStore | MultimemReduce
+        | Pieces | SharedGemm | PutPackets | SumPackets | GetPackets)
 
 
 @dataclass(frozen=True)
@@ -281,8 +324,8 @@ class Launch:
 
     It starts when the launch before it on its `stream` and all of `after` have completed. Blocks of the roles are
     numbered in the order of `roles`. `family`: which kernel carries it out, "copy", "signal", "sum", "packets",
-    "gemm", "fused" or "moe"; or "copy_engine", "library". `cluster`: consecutive blocks that start together and reach each
-    other's shared memory.
+    "gemm", "fused", "moe", "grouped" or "grouped_fused"; or "copy_engine", "library". `cluster`: consecutive blocks that
+    start together and reach each other's shared memory.
     """
 
     name: str

@@ -21,6 +21,8 @@ from tilescale.schedules.plan import (
     Contract,
     Copy,
     Gemm,
+    Grouped,
+    Pieces,
     Plan,
     Ragged,
     Reduce,
@@ -90,6 +92,7 @@ class _Units:
         self.local |= {step.local.buffer for step in contracts if step.gathered != BOTH}
         self.operand, self.row = goal.operand, goal.row_bytes
         rows = {b.name: goal.row_bytes for b in plan.buffers} | _product_rows(plan)
+        self.local |= {part.buffer for _, step in _steps(plan) if isinstance(step, Pieces) for part in step.parts}
         self.local |= {extra.buffer for extra in goal.extras if not extra.row_bytes}  # read whole: check_steps has seen it
         rows |= {extra.buffer: extra.row_bytes for extra in goal.extras if extra.row_bytes}
         grain = 0
@@ -216,6 +219,7 @@ def _step(step: Step, units: _Units, numbers: dict[str, int], free: frozenset[tu
         *((step.then,) if isinstance(step, Gemm | Sum) and step.then else ()),
         *((step.carried, step.out) if isinstance(step, Sum) and _travels(step) else ()),
         *((step.task, step.peer) if isinstance(step, Ragged) else ()),
+        *((step.group, step.groups) if isinstance(step, Grouped) else ()),
         *(units.region(region, numbers) for region, _ in accesses(step)),
     )
 
@@ -320,7 +324,8 @@ class _View:
             regions = [*regions, step.then]
         if isinstance(step, Ragged):  # that reads of all ranks alike
             reads, peer = len(step.reads), (step.peer - self.base) % self.plan.world
-            regions = [(step.task, peer), *sorted(regions[:reads]), ("writes",), *sorted(regions[reads:])]
+            group = (step.group,) if isinstance(step, Grouped) else ()
+            regions = [(step.task, peer, *group), *sorted(regions[:reads]), ("writes",), *sorted(regions[reads:])]
         return (type(step).__name__.lower(), *regions)
 
     def region(self, region: Region) -> Form:

@@ -18,7 +18,7 @@ from tilescale.schedules.plan import Buffer, Copy, Goal, Launch, Plan, Ragged, R
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
 from tilescale.spec.ops._counts import count_attribute
-from tilescale.spec.ops._moe import rows_of, shares_of, tokens_of
+from tilescale.spec.ops._moe import combines, shares_of, tokens_of
 from tilescale.spec.routed import is_routed
 
 THREADS = 512
@@ -32,7 +32,8 @@ def ragged(spec: Spec) -> bool:
     return is_routed(spec)
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
+    """The next multiple of SEGMENT_UNIT."""
     return -(-size // SEGMENT_UNIT) * SEGMENT_UNIT
 
 
@@ -53,6 +54,11 @@ class RaggedGeometry:
     symmetric: bool
     blocks: int
     shares: tuple[float, ...]
+
+    @property
+    def held(self) -> str:
+        """The buffer whose tokens or rows are sent."""
+        return "a"
 
     @property
     def world(self) -> int:
@@ -100,20 +106,20 @@ class RaggedGeometry:
     def head_bytes(self) -> int:
         """Of a segment, before its tokens or rows."""
         if self.combines:
-            return _aligned(self.local * WORD)
+            return aligned(self.local * WORD)
         words = (self.local + 4) // 4 * 4 + self.most * (self.top_k + 1)
-        return _aligned(words * WORD)
+        return aligned(words * WORD)
 
     @property
     def segment_bytes(self) -> int:
         rows = self.entries if self.combines else self.most
-        return _aligned(self.head_bytes + (rows * self.row_bytes if self.push else 0))
+        return aligned(self.head_bytes + (rows * self.row_bytes if self.push else 0))
 
     @property
     def shared_bytes(self) -> int:
         """Of a block: what MoeShared of moe.cuh holds."""
         words = 2 * THREADS + (THREADS // WARP + 3) * self.keys + 3 * self.experts + self.world + 1
-        return _aligned(words * WORD)
+        return aligned(words * WORD)
 
     # -- buffers -------------------------------------------------------------------------------------------------------
     @cached_property
@@ -207,13 +213,14 @@ class RaggedGeometry:
         """Gives `peer` its rows, or tells it where they begin. Reads rows."""
         target = self.packed(peer, rank) if self.push else self.segment(peer, rank, rows=False)
         moved = self.expected_rows(peer, rank) if self.push else 0
-        return Ragged("return", (self.whole("a", rank),) if self.push else (), (target,), peer, moved * self.row_bytes)
+        rows = (self.whole(self.held, rank),) if self.push else ()
+        return Ragged("return", rows, (target,), peer, moved * self.row_bytes)
 
     def weigh(self, rank: int) -> Ragged:
         """Adds up the rows of each token. Reads weights, indices, numbers, the rows at every rank and, of those that are
         pulled, where they begin."""
         everyone = range(self.world)
-        rows = tuple(self.whole("a", rank) if holder == rank else
+        rows = tuple(self.whole(self.held, rank) if holder == rank else
                      self.packed(rank, holder) if self.push else self.readable(holder) for holder in everyone)
         heads = () if self.push else tuple(self.segment(rank, holder, rows=False) for holder in everyone if holder != rank)
         own = tuple(self.whole(name, rank) for name in ("weights", "indices", "routes"))
@@ -223,10 +230,11 @@ class RaggedGeometry:
 
 @lru_cache(maxsize=256)
 def ragged_geometry(spec: Spec, direction: str, blocks: int) -> RaggedGeometry:
-    tokens, held = tokens_of(spec), rows_of(spec)
+    tokens, moved = tokens_of(spec), spec.inputs[0]
     return RaggedGeometry(
-        spec.op == "moe_combine", tuple(tokens.local_shape(rank, spec.world)[0] for rank in range(spec.world)),
-        count_attribute(spec, "top_k"), count_attribute(spec, "experts"), held.sizes[1] * held.itemsize, held.itemsize,
+        combines(spec), tuple(tokens.local_shape(rank, spec.world)[0] for rank in range(spec.world)),
+        count_attribute(spec, "top_k"), count_attribute(spec, "experts"), moved.sizes[1] * moved.itemsize,
+        moved.itemsize,
         direction == "push", spec.placement == "symmetric", blocks, shares_of(spec))
 
 
@@ -292,7 +300,7 @@ def ragged_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
     """The plan of a dispatch or a combine. Fused: one gang gives, and the other SMs take."""
     beside, senders = schedule.overlap == "fused", schedule.num_comm_blocks
     takers = share - senders if beside else senders
-    numbering = takers if spec.op == "moe_combine" else senders
+    numbering = takers if combines(spec) else senders
     geo = ragged_geometry(spec, schedule.direction, numbering)
     ranks = []
     for rank in range(spec.world):

@@ -14,13 +14,18 @@ from tilescale.schedules.dataflow import Contents
 from tilescale.schedules.following import Following
 from tilescale.schedules.footprint import describe
 from tilescale.schedules.order import Run
-from tilescale.schedules.plan import Copy, Ragged, Region
+from tilescale.schedules.plan import Copy, Grouped, Ragged, Region
 from tilescale.schedules.story import Counterexample, Place
 
 # What a task needs, done before in the same call by the same blocks: it leaves numbers in their shared memory.
 BEFORE = {"route": (), "total": ("route",), "send": ("total",), "place": (), "tally": (), "return": ("tally",),
-          "weigh": ("total", "tally")}
-RESULT = {"moe_dispatch": "place", "moe_combine": "weigh"}
+          "weigh": ("total", "tally"), "arrange": ("total",), "send_group": ("arrange",), "place_group": (), "multiply": ()}
+# What outputs must hold.
+RESULT = {"moe_dispatch": {"out": "place", "counts": "place"}, "moe_combine": {"out": "weigh"},
+          "moe_dispatch_gemm": {"out": "multiply", "counts": "place_group"}, "moe_gemm_combine": {"out": "weigh"}}
+
+
+FIRST_PLACED = "place_group of the first group"
 
 
 class Made(NamedTuple):
@@ -39,6 +44,8 @@ class RaggedFlow(Following):
         super().__init__(model, run)
         self.memory: dict[tuple[int, str, int], Contents] = {}
         self.done: dict[tuple[int, str, str, int], set[str]] = {}
+        self.products = self.plan.op == "moe_gemm_combine"  # which are what goes back
+        self.held = "multiply" if self.products else "a"
         self.pulls = any(b.peer_visible for b in self.plan.buffers if b.name in ("a", "staging"))
 
     def _contents(self, rank: int, buffer: str, call: int) -> Contents:
@@ -54,10 +61,12 @@ class RaggedFlow(Following):
         return problem
 
     def _outputs(self, rank: int, call: int) -> Counterexample | None:
-        wanted = Made(RESULT[self.plan.op], rank, rank, call)
         for buffer in self.plan.buffers:
+            if buffer.role != "output":
+                continue
+            wanted = Made(RESULT[self.plan.op][buffer.name], rank, rank, call)
             whole = Region(buffer.name, rank, 0, buffer.size)
-            if buffer.role == "output" and self._held(whole, call) != wanted:
+            if self._held(whole, call) != wanted:
                 says = f"must hold {_say(wanted)}; it holds {_say(self._held(whole, call))}"
                 return Counterexample("data_flow", f"output {buffer.name} of rank {rank} {says}", (Place(rank, call=call),),
                                       buffer.name, rank, 0, buffer.size)
@@ -87,10 +96,15 @@ class RaggedFlow(Following):
         if not isinstance(step, Ragged):
             return self._refuse(rank, work, call, "must be a ragged step or a copy")
         done = self.done.setdefault((rank, work.launch, work.role, call), set())
-        missing = [task for task in BEFORE.get(step.task, (step.task,)) if task not in done]
+        needed = BEFORE.get(step.task, (step.task,))
+        if step.task == "place_group" and isinstance(step, Grouped) and step.group:
+            needed = (FIRST_PLACED,)  # which leaves in shared memory where rows begin
+        missing = [task for task in needed if task not in done]
         if missing:
             return self._refuse(rank, work, call, f"needs {missing[0]} before it, by the same blocks")
         done.add(step.task)
+        if step.task == "place_group" and not (isinstance(step, Grouped) and step.group):
+            done.add(FIRST_PLACED)
         read = Counter(self._held(region, call) for region in step.reads)
         wanted: Counter[Made | None] = Counter(self._wanted(rank, step, call))
         if read != wanted:
@@ -116,12 +130,20 @@ class RaggedFlow(Following):
         if step.task == "place":
             sent = [Made("send", peer, rank, call) for peer in peers]
             return [*sent, *(pulled if self.pulls else sent), *own("send", "a")]
+        if step.task == "arrange":
+            return own("indices", "route")
+        if step.task == "send_group":
+            return own("a", "indices", "arrange")
+        if step.task == "place_group":
+            return [*(Made("send_group", source, rank, call) for source in range(self.plan.world)), *own("a")]
+        if step.task == "multiply":  # rows, matrices and counts
+            return own("a", "b", "counts") if self.products else own("place_group", "b", "place_group")
         if step.task == "tally":
             return own("counts")
         if step.task == "return":
-            return [] if self.pulls else own("a")
+            return [] if self.pulls else own(self.held)
         given = [Made("return", peer, rank, call) for peer in peers]
-        return [*given, *(pulled if self.pulls else []), *own("weights", "indices", "route", "a")]
+        return [*given, *(pulled if self.pulls else []), *own("weights", "indices", "route", self.held)]
 
     def _refuse(self, rank: int, work: Work, call: int, message: str) -> Counterexample:
         place = Place(rank, work.launch, work.role, work.number, call, describe(work.step))

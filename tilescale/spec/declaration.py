@@ -155,11 +155,12 @@ class Spec:
 
     @property
     def mnk(self) -> tuple[int, int, int]:
-        """Global (M, N, K) of a matmul; a Dim counts with its upper bound. SpecError for other operations."""
+        """Global (M, N, K) of a matmul, M of all experts where each has a matrix of its own; a Dim counts with its upper
+        bound. SpecError for other operations."""
         if self.operation.compute != "gemm":
             raise SpecError("M, N, K are those of a matmul", self.op, "use inputs[0].sizes")
         a, b = self.inputs[0].sizes, self.inputs[1].sizes
-        return a[0], b[1], a[1]
+        return a[0], b[-1], a[1]
 
     @property
     def dims(self) -> tuple[Dim, ...]:
@@ -184,7 +185,7 @@ class Spec:
         first = self.inputs[0]
         shape: tuple[int | Dim, ...] = first.shape
         if self.operation.compute == "gemm":
-            shape = (first.shape[0], self.inputs[1].shape[1], first.shape[1])
+            shape = (first.shape[0], self.inputs[1].shape[-1], first.shape[1])
         return f"{'+'.join((self.op, *self.then))} {'x'.join(map(str, shape))} {first.dtype} w{self.world}"
 
 

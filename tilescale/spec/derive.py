@@ -49,6 +49,8 @@ TABLE = (
     Rule("shift", ("Shard",), "Shard", "shift"),
     Rule("moe_dispatch", ("FullRow",), "FullRow", "moe_dispatch"),
     Rule("moe_combine", ("FullRow",), "FullRow", "moe_combine"),
+    Rule("moe_dispatch_gemm", ("FullRow", "FullRow"), "FullRow", "moe_dispatch_gemm"),
+    Rule("moe_gemm_combine", ("FullRow", "FullRow"), "FullRow", "moe_gemm_combine"),
 )
 
 

@@ -20,7 +20,8 @@ from tilescale.spec.scales import kind_of_scales
 from tilescale.spec.tensor import Dim, Tensor, as_dtype
 from tilescale.spec.views import BlockView, PartialView, ReplicateView, Shard, View, as_view
 
-__all__ = ["Spec", "linear", "matmul", "moe_combine", "moe_dispatch", "redistribute", "shift"]
+__all__ = ["Spec", "linear", "matmul", "moe_combine", "moe_dispatch", "moe_dispatch_gemm", "moe_gemm_combine",
+           "redistribute", "shift"]
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 # The default output dtype of inputs that are too narrow to hold a product.
@@ -188,12 +189,34 @@ def moe_dispatch(
     expert, or "trace:" with a recorded trace (see ``spec/ops/_moe.py``).
     """
     tokens = _matrix("tokens", tokens)
-    if isinstance(top_k, bool) or not isinstance(top_k, int):
-        raise SpecError("top_k is a positive integer", repr(top_k), "for example 8")
-    world = resolve(topology, (tokens,))[0].ranks
-    output = Tensor((world * tokens.sizes[0] * max(1, top_k), tokens.shape[1]), tokens.dtype, tokens.view)
+    output = Tensor((_rows_of_experts(tokens, top_k, topology), tokens.shape[1]), tokens.dtype, tokens.view)
     attributes: dict[str, Attribute] = {"experts": experts, "top_k": top_k, "routing": routing}
     return _declare("moe_dispatch", (tokens,), output, topology, inputs, deterministic, (), attributes)
+
+
+def moe_dispatch_gemm(
+    tokens: Tensor,
+    weights: Tensor,
+    top_k: int,
+    topology: object,
+    *,
+    out_dtype: object = None,
+    routing: str = "uniform",
+    inputs: str = "ordinary",
+    deterministic: bool = False,
+) -> Spec:
+    """``moe_dispatch``, and the product of every row with the matrix of its expert: ``weights`` (experts, K, N; FullRow)
+    are those of all experts, ``tokens`` (T, K; FullRow). Products accumulate in fp32 and are rounded once, to
+    ``out_dtype`` (that of the tokens by default).
+
+    Callers pass ``indices``, and receive ``counts``, as of ``moe_dispatch``; the output (world * T * top_k, N) has the
+    products in the places of the rows of ``moe_dispatch``.
+    """
+    tokens, weights = _matrix("tokens", tokens), _matrices(weights)
+    dtype = tokens.dtype if out_dtype is None else as_dtype(out_dtype)
+    output = Tensor((_rows_of_experts(tokens, top_k, topology), weights.shape[2]), dtype, tokens.view)
+    attributes: dict[str, Attribute] = {"experts": weights.sizes[0], "top_k": top_k, "routing": routing}
+    return _declare("moe_dispatch_gemm", (tokens, weights), output, topology, inputs, deterministic, (), attributes)
 
 
 def moe_combine(
@@ -217,6 +240,35 @@ def moe_combine(
     output = Tensor((tokens, expert_rows.shape[1]), expert_rows.dtype, expert_rows.view)
     attributes: dict[str, Attribute] = {"experts": experts, "top_k": top_k, "routing": routing}
     return _declare("moe_combine", (expert_rows,), output, topology, inputs, deterministic, (), attributes)
+
+
+def moe_gemm_combine(
+    expert_rows: Tensor,
+    weights: Tensor,
+    tokens: int,
+    top_k: int,
+    topology: object,
+    *,
+    out_dtype: object = None,
+    partial_dtype: object = None,
+    routing: str = "uniform",
+    inputs: str = "ordinary",
+    deterministic: bool = False,
+) -> Spec:
+    """The product of every row with the matrix of its expert, and ``moe_combine`` of the products: ``expert_rows`` (world *
+    tokens * top_k, K; FullRow) are where a dispatch has put them, ``weights`` (experts, K, N; FullRow) the matrices.
+
+    Products accumulate in fp32, are weighted and summed in fp32 in the order of a token's experts, and rounded once, to
+    ``out_dtype`` (that of the rows by default). ``partial_dtype``: a type that products may be rounded to before they are
+    sent, which takes half of the bytes; None: they are sent in fp32. Callers pass what they pass to ``moe_combine``.
+    """
+    expert_rows, weights = _matrix("expert_rows", expert_rows), _matrices(weights)
+    dtype = expert_rows.dtype if out_dtype is None else as_dtype(out_dtype)
+    output = Tensor((tokens, weights.shape[2]), dtype, expert_rows.view)
+    attributes: dict[str, Attribute] = {"experts": weights.sizes[0], "top_k": top_k, "routing": routing}
+    if partial_dtype is not None:
+        attributes["partial_dtype"] = as_dtype(partial_dtype)
+    return _declare("moe_gemm_combine", (expert_rows, weights), output, topology, inputs, deterministic, (), attributes)
 
 
 def _declare(
@@ -243,6 +295,20 @@ def _tensor(name: str, value: object) -> Tensor:
         remedy = "declare one operation for each, or one whose tensors are concatenated" if several else ""
         raise SpecError(f"{name} is a Tensor", type(value).__name__, remedy or "wrap it: Tensor(shape, dtype, view)")
     return value
+
+
+def _rows_of_experts(tokens: Tensor, top_k: object, topology: object) -> int:
+    """Rows that all ranks together have room for: all tokens may go to one of them."""
+    if isinstance(top_k, bool) or not isinstance(top_k, int):
+        raise SpecError("top_k is a positive integer", repr(top_k), "for example 8")
+    return resolve(topology, (tokens,))[0].ranks * tokens.sizes[0] * max(1, top_k)
+
+
+def _matrices(value: object) -> Tensor:
+    tensor = _tensor("weights", value)
+    if tensor.ndim != 3:
+        raise SpecError("weights are a matrix an expert, (experts, K, N)", tensor.label, "stack those of all experts")
+    return tensor
 
 
 def _matrix(name: str, value: object) -> Tensor:

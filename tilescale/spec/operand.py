@@ -11,7 +11,8 @@ INPUTS = ("a", "b")  # names of Spec.inputs, in order
 NUMBERS = "numbers"
 SCALES = "scales"
 # Names that plans give to buffers of their own.
-TAKEN = (*INPUTS, "out", "gather", "gathered", "staging", "partial", "inbox", "result", "routes", "column")
+TAKEN = (*INPUTS, "out", "gather", "gathered", "staging", "partial", "inbox", "result", "routes", "column",
+         "rows", "order")
 
 
 @dataclass(frozen=True)

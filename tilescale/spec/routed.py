@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilescale.spec.declaration import Spec
 from tilescale.spec.ops._counts import count_attribute
+from tilescale.spec.ops._moe import combines, multiplies
 from tilescale.spec.result import ACCUMULATION_EPSILON, EPSILON, Deviation, deviation, result_of
 
 KINDS = ("dispatch", "combine")  # of moves
@@ -15,8 +16,14 @@ def is_routed(spec: Spec) -> bool:
 
 
 def routed_deviation(spec: Spec, integers: bool = False) -> Deviation:
-    """Nothing for rows that only move. A combine rounds each product with a weight and each sum in fp32, which is exact for
-    small integers, and the sum to the type of its output."""
+    """Nothing for rows that only move; for products of experts as of any product, with a spread where each may be rounded
+    before it is weighted. A combine rounds each product with a
+    weight and each sum in fp32, which is exact for small integers, and the sum to the type of its output."""
+    if multiplies(spec):
+        added = spec.mnk[2] + (2 * count_attribute(spec, "top_k") if combines(spec) else 0)
+        partial = spec.attribute("partial_dtype")
+        spread = EPSILON[str(partial)] / 2 if partial else 0.0
+        return Deviation(EPSILON.get(spec.output.dtype, 0.0) / 2, 0.0 if integers else added * ACCUMULATION_EPSILON, spread)
     if spec.operation.moves[0].kind == "dispatch":
         return Deviation()
     accumulated = 0.0 if integers else 2 * count_attribute(spec, "top_k") * ACCUMULATION_EPSILON

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
+from tilescale.spec.routed import is_routed
 from tilescale.tuner.prior import Prior
 from tilescale.tuner.trial import Trial, fastest
 
@@ -39,11 +40,16 @@ COPY = (
     Baseline("peer_copy", "one kernel that copies", lambda s: s.overlap == "none" and s.transport == "peer_copy"),
 )
 
+EXPERTS = (Baseline("unfused", "rows are moved by one kernel and multiplied by another", lambda s: s.overlap == "none"),)
+
 
 def baselines_of(spec: Spec) -> tuple[Baseline, ...]:
-    """The baselines of an operation; a local product has nothing to cut into chunks."""
+    """The baselines of an operation; a local product has nothing to cut into chunks, and no library multiplies rows whose
+    number the device alone knows."""
     if spec.local:
         return GEMM[:1]
+    if is_routed(spec) and spec.operation.compute == "gemm":
+        return EXPERTS
     return GEMM if spec.operation.compute == "gemm" else COPY
 
 

@@ -2,8 +2,9 @@
 
     title = "..."
     [topology]                 # kind "real" (default), "shared_gpu" or "scale_model"; name or file, ranks
-    [[workload]]               # name; a, b, out | x, w, out | x, to | x, k | tokens, experts, top_k | combined, experts,
-                               # top_k (the output of a moe_combine); and op to check the derivation against
+    [[workload]]               # name; a, b, out | x, w, out | x, to | x, k | tokens, experts, top_k | tokens, weights,
+                               # top_k | combined, experts, top_k (the output of a moe_combine) | combined, weights,
+                               # top_k; and op to check the derivation against
     [space]                    # optional: knob = [allowed values]
     [tune]                     # optional: trials, seconds, seed, strategy
     [export]                   # optional: dir, relative to the recipe
@@ -21,7 +22,17 @@ from typing import Any
 
 from tilescale.errors import RecipeError, TilescaleError, nearest
 from tilescale.schedules.knob import Value, check_restriction
-from tilescale.spec.op import Spec, linear, matmul, moe_combine, moe_dispatch, redistribute, shift
+from tilescale.spec.op import (
+    Spec,
+    linear,
+    matmul,
+    moe_combine,
+    moe_dispatch,
+    moe_dispatch_gemm,
+    moe_gemm_combine,
+    redistribute,
+    shift,
+)
 from tilescale.spec.tensor import Tensor
 from tilescale.spec.topology import Topology
 from tilescale.tuner.strategy import STRATEGIES
@@ -37,7 +48,9 @@ DECLARATIONS: dict[str, tuple[str, ...]] = {
     "redistribute": ("x", "to", "transpose", "root"),
     "shift": ("x", "k"),
     "moe_dispatch": ("tokens", "experts", "top_k", "routing"),
+    "moe_dispatch_gemm": ("tokens", "weights", "top_k", "routing"),
     "moe_combine": ("combined", "experts", "top_k", "routing"),
+    "moe_gemm_combine": ("combined", "weights", "top_k", "routing", "partial_dtype"),
 }
 
 
@@ -47,8 +60,16 @@ def _combine(combined: Tensor, top_k: int, topology: Topology, **rest: Any) -> S
     return moe_combine(rows, combined.sizes[0], top_k=top_k, topology=topology, **rest)
 
 
+def _multiply_and_combine(combined: Tensor, weights: Tensor, top_k: int, topology: Topology, **rest: Any) -> Spec:
+    """The same with products before it; rows have the type of the matrices."""
+    rows = Tensor((topology.world * combined.sizes[0] * top_k, weights.shape[1]), weights.dtype, combined.view)
+    out_dtype = rest.pop("out_dtype", combined.dtype)
+    return moe_gemm_combine(rows, weights, combined.sizes[0], top_k, topology, out_dtype=out_dtype, **rest)
+
+
 _DECLARES = {"matmul": matmul, "linear": linear, "redistribute": redistribute, "shift": shift,
-             "moe_dispatch": moe_dispatch, "moe_combine": _combine}
+             "moe_dispatch": moe_dispatch, "moe_dispatch_gemm": moe_dispatch_gemm, "moe_combine": _combine,
+             "moe_gemm_combine": _multiply_and_combine}
 
 
 @dataclass(frozen=True)
@@ -144,7 +165,7 @@ def workload_of(entry: Mapping[str, Any], topology: Topology) -> Spec:
         if key not in entry:
             raise RecipeError(f"a {declaration} workload has all its keys", f"no {key}", f"give {', '.join(own)}")
     arguments = {key: entry[key] for key in (*_COMMON[2:], *own) if key in entry}
-    for key in ("a", "b", "x", "w", "tokens", "combined"):
+    for key in ("a", "b", "x", "w", "tokens", "weights", "combined"):
         if key in arguments:
             given = arguments[key]
             several = key == "b" and isinstance(given, list)

@@ -8,7 +8,8 @@ from tilescale.codegen.rules import RULES, Rule
 from tilescale.codegen.rules._parse import Block, Branch, Call, Function, Leave, Plain, calls_of, statements
 
 WAIT, FENCE = "wait_step", "fence_alias"
-PLAIN_ROLES = {"moe_role", "contract_producer", "load_tile"}  # of operations that have no schedules through a switch
+# Of operations that have no schedules through a switch.
+PLAIN_ROLES = {"moe_role", "contract_producer", "load_tile", "wait_left", "grouped_producer"}
 
 
 def read(functions: Sequence[Function]) -> Iterable[tuple[str, str]]:

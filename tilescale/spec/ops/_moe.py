@@ -1,4 +1,5 @@
-"""What dispatch and combine of expert parallelism share: rules of a declaration, operands, sizes, how tokens are routed."""
+"""What dispatch and combine of expert parallelism share, alone and with the products of the experts: rules of a
+declaration, operands, sizes, how tokens are routed."""
 
 from __future__ import annotations
 
@@ -20,12 +21,22 @@ ROUTINGS = ("uniform", "histogram", "trace")
 
 def tokens_of(spec: Spec) -> Tensor:
     """The tensor whose rows are tokens: the input of a dispatch, the output of a combine."""
-    return spec.inputs[0] if spec.op == "moe_dispatch" else spec.output
+    return spec.output if combines(spec) else spec.inputs[0]
 
 
 def rows_of(spec: Spec) -> Tensor:
     """The tensor whose rows are those of experts: on every rank as many as all tokens could send there."""
-    return spec.output if spec.op == "moe_dispatch" else spec.inputs[0]
+    return spec.inputs[0] if combines(spec) else spec.output
+
+
+def combines(spec: Spec) -> bool:
+    """Whether rows come back from experts, rather than go there."""
+    return spec.operation.moves[0].kind == "combine"
+
+
+def multiplies(spec: Spec) -> bool:
+    """Whether experts multiply their rows by matrices of their own, the second input."""
+    return spec.operation.compute == "gemm"
 
 
 def check_experts(spec: Spec) -> None:

@@ -19,16 +19,27 @@ template <class C> struct Moe<C, typename Void<C::has_moe>::type> { static const
 
 constexpr u32 kNoKey = 0xFFFFFFFFu;
 
-// Sizes that a text fixes. A key is an expert, or a rank behind all experts.
+// Where experts multiply their rows (grouped.cuh): their groups on a rank, and what the rows of an expert begin at multiples
+// of.
+template <class C, class = void> struct Groups { static constexpr u32 count = 1, pad = 1; };
+template <class C> struct Groups<C, typename Void<(C::moe_groups > 0)>::type> {
+  static constexpr u32 count = C::moe_groups, pad = C::moe_pad;
+};
+template <class C, class = void> struct Grouped { static constexpr bool value = false; };
+template <class C> struct Grouped<C, typename Void<C::has_groups>::type> { static constexpr bool value = C::has_groups; };
+
+// Sizes that a text fixes. A key is an expert, or a group of the experts of a rank, behind all experts.
 template <class C> struct MoeShape {
   static constexpr u32 kTopK = C::moe_top_k;
   static constexpr u32 kExperts = C::moe_experts;
   static constexpr u32 kWorld = C::moe_world;
   static constexpr u32 kLocal = kExperts / kWorld;
-  static constexpr u32 kKeys = kExperts + kWorld;
+  static constexpr u32 kGroups = Groups<C>::count;            // of a rank
+  static constexpr u32 kGroup = kLocal / kGroups;             // experts
+  static constexpr u32 kKeys = kExperts + kWorld * kGroups;
   static constexpr u32 kWarps = C::threads / 32;
   static constexpr u32 kMovers = CopyThreads<C>::value / 32;  // warps that move rows
-  static constexpr u32 kHead = (kLocal + 4) / 4 * 4;          // of a segment: words before its tokens
+  static constexpr u32 kHead = (kLocal + kGroups + 3) / 4 * 4;  // of a segment: words before its tokens
   static constexpr u32 kEntry = kTopK + 1;                    // words of a token
 };
 
@@ -39,7 +50,7 @@ struct MoeShared {
   u32 *running, *before, *total; // by key: in this block so far; in blocks before it; in all blocks
   u32 *first, *rows;             // by rank and local expert: where its rows begin; how many they are
   u32 *sums;                     // by local expert
-  u32 *tokens;                   // by rank
+  u32 *tokens;                   // by rank and group
   u32 *failed;
 };
 
@@ -57,7 +68,7 @@ template <class C> TS_DEV MoeShared moe_shared(u8* smem) {
   found.rows = found.first + Shape::kExperts;
   found.sums = found.rows + Shape::kExperts;
   found.tokens = found.sums + Shape::kExperts;
-  found.failed = found.tokens + Shape::kWorld;
+  found.failed = found.tokens + Shape::kWorld * Shape::kGroups;
   return found;
 }
 
@@ -127,11 +138,14 @@ template <class C> TS_DEV void route_step(const Call& call, const Step& step, co
     u32 expert = kNoKey, owner = kNoKey;
     if (entry < end) {
       expert = expert_of<C>(load(routes.indices + entry));
-      owner = expert == kNoKey ? kNoKey : Shape::kExperts + expert / Shape::kLocal;
+      owner = expert == kNoKey ? kNoKey : Shape::kExperts + expert / Shape::kGroup;
+      const u32 token = entry - entry % Shape::kTopK, behind_group = Shape::kGroups > 1u ? token + Shape::kTopK : entry;
 #pragma unroll 1
-      for (u32 other = entry - entry % Shape::kTopK; other < entry; ++other) {
+      for (u32 other = token; other < behind_group; ++other) {
         const u32 found = expert_of<C>(load(routes.indices + other));
-        if (found != kNoKey && Shape::kExperts + found / Shape::kLocal == owner) owner = kNoKey;
+        if (found == kNoKey || expert == kNoKey || found / Shape::kLocal != expert / Shape::kLocal) continue;
+        const u32 group = found / Shape::kGroup;  // a token travels with the first of its groups there
+        if (group < expert / Shape::kGroup || (group == expert / Shape::kGroup && other < entry)) owner = kNoKey;
       }
     }
     shared.experts[thread()] = expert;
@@ -272,7 +286,7 @@ template <class C> TS_DEV void begin_rows(const MoeShared& shared) {
     for (u32 e = 0; e < Shape::kLocal; ++e) {
       const u32 found = shared.sums[e];
       shared.sums[e] = sum;
-      sum += found;
+      sum += (found + Groups<C>::pad - 1u) / Groups<C>::pad * Groups<C>::pad;
     }
   }
   sync();
@@ -472,7 +486,7 @@ template <class C> TS_DEV void weigh_step(const Call& call, const Step& step, co
   const MoeShared shared = moe_shared<C>(smem);
   const Routes routes = routes_of<C>(call, behind[0]);
   const Step* holders = behind + 1;
-  const u32 bytes = step.first_tile;
+  const u32 bytes = step.first_tile, out_bytes = bytes / BytesOf<typename C::Part>::value * BytesOf<typename C::Out>::value;
   const float* given = (const float*)call.at(step.source, step.source_offset);
   u8* out = call.at(step.target, step.target_offset);
   find_rows<C>(call, holders, shared, step.counter);
@@ -503,11 +517,14 @@ template <class C> TS_DEV void weigh_step(const Call& call, const Step& step, co
           if (number < row.size) rows[k] = (u64)(call.at(row.target, row.target_offset) + number * bytes);
         }
       }
-      weigh_token<C>(rows, weights, out + token * bytes, bytes);
+      weigh_token<C>(rows, weights, out + token * out_bytes, bytes);
     }
   }
   if constexpr (C::link_clock) sync();
 }
+
+// The steps of a dispatch whose rows experts multiply (grouped.cuh).
+template <class C> TS_DEV void group_step(const Call& call, const Step& step, const Step* behind, const Block& me, u8* smem);
 
 template <class C> TS_DEV void ragged_step(const Call& call, const Step& step, const Step* behind, const Block& me, u8* smem) {
   if (step.per_call == kRoute) {
@@ -523,6 +540,8 @@ template <class C> TS_DEV void ragged_step(const Call& call, const Step& step, c
     } else if (step.per_call == kWeigh) {
       weigh_step<C>(call, step, behind, me, smem);
     }
+  } else if constexpr (Grouped<C>::value) {
+    group_step<C>(call, step, behind, me, smem);
   } else {
     if (step.per_call == kSend) {
       send_step<C>(call, step, behind, me, smem);

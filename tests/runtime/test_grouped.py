@@ -1,0 +1,128 @@
+"""A dispatch with products of experts on the CPU: right for every routing, on every world."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support import routed
+
+from tilescale.runtime.emulate import Conditions, Run, emulate
+from tilescale.runtime.emulator import run_isolated
+from tilescale.runtime.routed import routed as values
+from tilescale.runtime.routing import TURNS, routing_of
+from tilescale.runtime.scaled import Scaled
+from tilescale.schedules.lower import lower
+from tilescale.schedules.plan import Grouped, Signal, Step
+from tilescale.schedules.schedule import Schedule
+
+BEHIND = Schedule(compute="generated", num_comm_blocks=4, block_m=64, block_n=128, block_k=64, num_stages=3, raster_group=8)
+BESIDE = replace(BEHIND, overlap="fused")
+ALL = (BEHIND, BESIDE, replace(BESIDE, depth=4))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("schedule", ALL, ids=lambda schedule: schedule.label)
+def test_every_routing_is_right_on_every_world(schedule: Schedule, ranks: int) -> None:
+    for seed in range(2):  # three of the four turns each: skewed ones, and a rank without tokens
+        emulation = emulate(routed("dispatch_gemm", ranks, experts=4 * ranks), schedule, 3 * seed + ranks)
+        assert emulation.ok, emulation.report
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=lambda schedule: schedule.label)
+@pytest.mark.parametrize("tokens", [1, 5, 9])
+def test_uneven_shards_and_ranks_without_tokens_are_right(schedule: Schedule, tokens: int) -> None:
+    for seed in range(2):
+        emulation = emulate(routed("dispatch_gemm", 4, tokens=tokens, experts=16), schedule, seed)
+        assert emulation.ok, emulation.report
+
+
+@pytest.mark.parametrize(("dtype", "out_dtype", "columns"), [
+    ("float16", "float32", 152), ("bfloat16", "float16", 8), ("float16", None, 264)])
+@pytest.mark.parametrize("block_m", [64, 128])
+def test_types_and_tiles_are_right(dtype: str, out_dtype: str | None, columns: int, block_m: int) -> None:
+    spec = routed("dispatch_gemm", 2, tokens=90, experts=8, top_k=3, dtype=dtype, out_dtype=out_dtype, columns=columns)
+    emulation = emulate(spec, replace(BESIDE, depth=2, block_m=block_m), 1)
+    assert emulation.ok, emulation.report
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=lambda schedule: schedule.label)
+def test_skews_are_right_and_large_ones_are_emulated_with_the_same_binaries(schedule: Schedule) -> None:
+    routing = "histogram:9,4,2,2,1,1,1,0"
+    spec = routed("dispatch_gemm", 2, tokens=8192, hidden=4096, columns=4096, experts=8, routing=routing)
+    emulation = emulate(spec, replace(schedule, num_comm_blocks=16), 0)
+    assert emulation.ok, emulation.report
+    assert "same binaries, smaller tables" in emulation.report
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=lambda schedule: schedule.label)
+def test_counters_that_wrap_and_a_late_rank_change_nothing(schedule: Schedule) -> None:
+    spec = routed("dispatch_gemm", 2, experts=8)
+    run = Run(Scaled(spec, schedule, lower(spec, schedule), False), 0, "random", (),
+              Conditions(first_call=2**32 - 1, late_rank=1))
+    report = run_isolated([run.job])[0]
+    assert report.ok, report.error
+    assert run.judge(report) == []
+
+
+def test_references_are_products_of_the_rows_of_a_dispatch() -> None:
+    spec = routed("dispatch_gemm", 2, tokens=6, hidden=8, experts=4, columns=16)
+    rng = np.random.default_rng(0)
+    indices = routing_of(spec, rng, TURNS[0])
+    made = values(spec, indices, rng, True)
+    assert made.partly
+    counts = [np.frombuffer(each["counts"], np.int32).reshape(2, 2) for each in made.exact]
+    assert [len(value) for value in made.value] == [int(table.sum()) for table in counts]
+    assert sum(len(value) for value in made.value) == 6 * 2
+    assert all(value.shape[1] == 16 for value in made.value)
+    assert all((allowed >= 0).all() for allowed in made.allowed)
+
+
+def test_a_wrong_product_a_wrong_count_and_a_row_too_many_are_told() -> None:
+    spec = routed("dispatch_gemm", 2, experts=4)
+    run = Run(Scaled(spec, BEHIND, lower(spec, BEHIND), False), 0, "lazy", ())
+    report = run_isolated([run.job])[0]
+    assert run.judge(report) == []
+    node, _, _, wanted = run.reads[0]
+    end = wanted.value.size * 2
+    for name, at, says in (("out", 1, "out[0, 0] is"), ("out", end, f"out is written behind byte {end}"),
+                           ("counts", 0, "byte 0 of counts is wrong")):
+        which = run.beside[node][name]
+        seen = bytearray(report.seen[which])
+        seen[at] ^= 0x40
+        (line,) = run.judge(replace(report, seen={**report.seen, which: bytes(seen)}))
+        assert line.startswith(f"call 0 rank 0: {says}")
+
+
+def test_kernels_whose_wait_fails_drain_and_multiply_nothing() -> None:
+    spec = routed("dispatch_gemm", 2, experts=8)
+    plan = lower(spec, ALL[2])
+
+    def silent(step: Step) -> bool:
+        return isinstance(step, Signal) and step.rank == 0
+
+    launch = plan.ranks[1][0]
+    comm = replace(launch.roles[0], steps=tuple(step for step in launch.roles[0].steps if not silent(step)))
+    mute = replace(plan, ranks=(plan.ranks[0], (replace(launch, roles=(comm, launch.roles[1])),)))
+    run = Run(Scaled(spec, ALL[2], mute, False), 0, "random", (), Conditions(calls=1))
+    report = run_isolated([replace(run.job, expire=True)])[0]
+    assert report.ok, report.error
+    seen = {rank: report.seen[node] for node, rank, *_ in run.reads}
+    assert seen[0] == b"\xff" * len(seen[0])
+    assert seen[1] != b"\xff" * len(seen[1])
+
+
+def test_what_two_groups_touch_alike_is_told() -> None:
+    spec = routed("dispatch_gemm", 2, experts=8)
+    run = Run(Scaled(spec, ALL[2], lower(spec, ALL[2]), False), 0, "lazy", ())
+    report = run_isolated([run.job])[0]
+    assert run.judge(report) == []
+    placed = [n for n, *_, step in run.plan.steps_of(0) if isinstance(step, Grouped) and step.task == "place_group"]
+    logs = {(log.call, log.rank, log.step): i for i, log in enumerate(report.log)}
+    first, second = (logs[0, 0, number] for number in placed[:2])
+    log = list(report.log)
+    log[second] = replace(log[second], writes=tuple(sorted((*log[second].writes, log[first].writes[-1]))))
+    lines = run.judge(replace(report, log=tuple(log)))
+    assert lines
+    assert all("touch byte" in line and line.endswith("as of different parts") for line in lines)

@@ -1,0 +1,90 @@
+"""Products of experts before a combine on the CPU: right for every routing, on every world, and behind a dispatch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support import routed
+
+from tilescale.codegen.emit import emit
+from tilescale.runtime.emulate import Conditions, Run, emulate
+from tilescale.runtime.emulator import run_isolated
+from tilescale.runtime.routed import routed as values
+from tilescale.runtime.scaled import Scaled, scaled
+from tilescale.schedules.lower import lower
+from tilescale.schedules.schedule import Schedule
+from tilescale.spec.op import Spec
+
+BEHIND = Schedule(compute="generated", num_comm_blocks=4, block_m=64, block_n=128, block_k=64, num_stages=3, raster_group=8)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("partial", [None, "bfloat16"])
+def test_every_routing_is_right_on_every_world(ranks: int, partial: str | None) -> None:
+    for seed in range(2):  # three of the four turns each: skewed ones, and a rank without tokens
+        emulation = emulate(routed("gemm_combine", ranks, partial_dtype=partial), BEHIND, 3 * seed + ranks)
+        assert emulation.ok, emulation.report
+
+
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_uneven_shards_and_ranks_without_tokens_are_right(tokens: int) -> None:
+    emulation = emulate(routed("gemm_combine", 4, tokens=tokens), BEHIND, tokens)
+    assert emulation.ok, emulation.report
+
+
+@pytest.mark.parametrize(("dtype", "out_dtype", "partial", "columns"), [
+    ("float16", "float32", None, 152), ("bfloat16", "float16", "float16", 8), ("float16", None, "bfloat16", 264)])
+def test_types_are_right(dtype: str, out_dtype: str | None, partial: str | None, columns: int) -> None:
+    spec = routed("gemm_combine", 2, tokens=40, experts=8, top_k=3, dtype=dtype, out_dtype=out_dtype, columns=columns,
+                  partial_dtype=partial)
+    emulation = emulate(spec, replace(BEHIND, block_m=128), 1)
+    assert emulation.ok, emulation.report
+
+
+def test_large_ones_are_emulated_with_the_same_binaries() -> None:
+    spec = routed("gemm_combine", 2, tokens=8192, hidden=4096, columns=4096, experts=8, routing="histogram:9,4,2,2,1,1,1,0")
+    small = scaled(spec, BEHIND)
+    assert small.shrunk
+    assert emit(small.spec, small.schedule, small.plan).binary_digest == emit(spec, BEHIND).binary_digest
+    emulation = emulate(spec, BEHIND, 0)
+    assert emulation.ok, emulation.report
+
+
+def _outputs(spec: Spec, schedule: Schedule, indices: list[np.ndarray], given: list[dict[str, bytes]]
+             ) -> list[dict[str, bytes]]:
+    """What every rank finds after one emulated call with the operands `given`."""
+
+    class Given(Run):
+        def _routed(self, exact: bool):  # type: ignore[no-untyped-def]
+            return given, super()._wanted_of(values(self.spec, indices, np.random.default_rng(1), True))
+
+    run = Given(Scaled(spec, schedule, lower(spec, schedule), False), 1, "random", (), Conditions(calls=1))
+    report = run_isolated([run.job])[0]
+    assert report.ok, report.error
+    return [{name: report.seen[at] for name, at in run.beside[node].items()} for node, *_ in run.reads]
+
+
+@pytest.mark.parametrize("overlap", ["none", "fused"])
+def test_a_layer_of_experts_is_what_its_tokens_make_of_it(overlap: str) -> None:
+    ranks, experts, rng = 2, 8, np.random.default_rng(3)
+    sizes = {"experts": experts, "top_k": 3, "dtype": "float16", "out_dtype": "float16"}
+    up = routed("dispatch_gemm", ranks, hidden=16, columns=24, **sizes)  # type: ignore[arg-type]
+    down = routed("gemm_combine", ranks, hidden=24, columns=8, **sizes)  # type: ignore[arg-type]
+    indices = [rng.integers(-1, experts, (8, 3)).astype(np.int32) for _ in range(ranks)]
+    tokens = [rng.integers(-2, 3, (8, 16)).astype(np.float16) for _ in range(ranks)]
+    first, last = (rng.integers(-1, 2, (ranks, experts // ranks, *shape)).astype(np.float16)
+                   for shape in ((16, 24), (24, 8)))
+    weights = [rng.integers(1, 3, (8, 3)).astype(np.float32) for _ in range(ranks)]
+    sent = _outputs(up, replace(BEHIND, overlap=overlap, depth=4 if overlap == "fused" else 1), indices, [
+        {"a": tokens[r].tobytes(), "b": first[r].tobytes(), "indices": indices[r].tobytes()} for r in range(ranks)])
+    back = _outputs(down, BEHIND, indices, [
+        {"a": sent[r]["out"], "b": last[r].tobytes(), "counts": sent[r]["counts"], "indices": indices[r].tobytes(),
+         "weights": weights[r].tobytes()} for r in range(ranks)])
+    matrices = (first.astype(np.float64) @ last.astype(np.float64)).reshape(experts, 16, 8)
+    for rank, found in enumerate(back):
+        wanted = np.zeros((8, 8))
+        for token, k in zip(*np.nonzero(indices[rank] >= 0), strict=True):
+            wanted[token] += weights[rank][token, k] * (tokens[rank][token] @ matrices[indices[rank][token, k]])
+        assert np.array_equal(np.frombuffer(found["out"], np.float16).reshape(8, 8), wanted.astype(np.float16))
