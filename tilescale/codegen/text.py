@@ -152,13 +152,13 @@ def _routing(spec: Spec, schedule: Schedule) -> dict[str, int | bool]:
     constants: dict[str, int | bool] = {
         "has_moe": True, "moe_combines": geo.combines, "moe_experts": geo.experts, "moe_top_k": geo.top_k,
         "moe_world": geo.world, "copy_unit": unit, "sum_unit": max(unit, geo.itemsize)}
-    return constants | (_groups(spec, schedule) if isinstance(geo, GroupedGeometry) else {})
+    return constants | (_groups(spec, schedule) if grouped(spec) else {})
 
 
 def _groups(spec: Spec, schedule: Schedule) -> dict[str, int | bool]:
     """Constants of products of experts."""
     geo = routed_geometry(spec, schedule, schedule.num_comm_blocks)
-    groups, pad = (geo.groups, PAD) if isinstance(geo, GroupedGeometry) else (1, 1)
+    groups, pad = schedule.depth, PAD if isinstance(geo, GroupedGeometry) else 1
     return {"has_groups": True, "moe_experts": geo.experts, "moe_top_k": geo.top_k, "moe_world": geo.world,
             "moe_groups": groups, "moe_pad": pad}
 
