@@ -46,6 +46,7 @@ def kind(schedule: Schedule) -> tuple[str, ...]:
         "clusters": schedule.cluster_m > 1,
         "split contraction": schedule.split_k > 1,
         "few rows": 0 < schedule.block_m < 64,
+        "in packets": schedule.protocol == "ll",
         f"by {schedule.copy_scope}": schedule.copy_scope != "block",
     }
     words = (schedule.algorithm, schedule.transport, schedule.direction, schedule.overlap)

@@ -74,6 +74,16 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
     "sum of floats": (reduction((122, 516), 2, dtype="float32", on=_ON), replace(_COPY, **ONE_SHOT, **PLAIN)),
     "sum of three": (reduction((37, 136), 3, on=Topology.shared_gpu(ranks=3)), replace(_COPY, **ONE_SHOT, **PLAIN)),
     "sum of odd sizes": (reduction((75, 77), 2, to=FullRow, on=_ON), replace(_COPY, depth=1, chunk_rows=0, overlap="none")),
+    "packets": (reduction((40, 520), 2, on=_ON), replace(GANG, protocol="ll", **ONE_SHOT)),
+    "packets of three": (
+        reduction((35, 26), 3, dtype="float32", on=Topology.shared_gpu(ranks=3), then=("bias", "accumulate")),
+        replace(GANG, protocol="ll", **ONE_SHOT)),
+    "packets twice": (
+        reduction((27, 200), 3, on=Topology.shared_gpu(3), then=("bias", "accumulate")),
+        replace(GANG, protocol="ll", **TWO_SHOT)),
+    "packets of two, twice": (reduction((96, 128), 2, on=_ON), replace(GANG, protocol="ll", **TWO_SHOT)),
+    "packets of ten, twice": (  # more ranks than are loaded from together
+        reduction((2, 40), 10, on=Topology.shared_gpu(10)), replace(GANG, protocol="ll", **TWO_SHOT)),
     "carried": (reduction((182, 1032), 3, on=Topology.shared_gpu(ranks=3)), replace(_COPY, **RING)),
     "carried odd": (reduction((75, 77), 3, to=FullRow, on=Topology.shared_gpu(ranks=3)), replace(_COPY, **RING, **PLAIN)),
     "scatter": (gemm_rs((208, 304, 304), 2, on=_ON), SCATTER),
@@ -83,6 +93,8 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
     "parts pulled": (
         gemm_rs((400, 304, 304), 2, order="col", on=_ON),
         replace(FUSED, direction="pull", chunk_rows=128, depth=1, num_comm_blocks=0, **_LARGE)),
+    "parts stored by tensor": (  # in two versions, in segments
+        gemm_rs((256, 304, 304), 2, on=_ON), replace(FUSED, direction="pull", depth=1, num_comm_blocks=0)),
     "odd columns of floats": (
         ag_gemm((144, 302, 72), 2, out_dtype="float32", on=_ON), replace(FUSED, overlap="chunked", num_comm_blocks=2)),
     "product": (gemm_rs((304, 304, 816), 2, out="Partial", on=_ON), LOCAL),

@@ -12,7 +12,7 @@ from tilescale.schedules.contracting import BOTH
 from tilescale.schedules.footprint import SUMMED
 from tilescale.schedules.gather import SIGNAL_THREADS
 from tilescale.schedules.grouped import PAD, GroupedGeometry, grouped, routed_geometry
-from tilescale.schedules.plan import Buffer, Copy, Gemm, Launch, Plan, Role, Step, Sum
+from tilescale.schedules.plan import PACKET_BYTES, Buffer, Copy, Gemm, Launch, Plan, Role, Step, Sum
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import WINDOW_ROWS, summed, sums
 from tilescale.schedules.transports import TRANSPORTS
@@ -81,17 +81,12 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
         constants |= _routing(spec, schedule)
     elif launch.family == "grouped":
         constants |= _groups(spec, schedule)
+    if launch.family == "packets":
+        constants |= {"packets": True, "two_shots": schedule.algorithm == "two_shot", "sum_sources": spec.world,
+                      "sum_unit": PACKET_BYTES, "link_clock": link_fs_per_byte(spec) > 0}
     lines = [f"  static constexpr {'bool' if isinstance(v, bool) else 'int'} {name} = {str(v).lower()};"
              for name, v in constants.items()]
-    if launch.family in PRODUCTS:
-        out = ELEMENTS[tile.product_dtype(spec)]
-        lines += [f"  using Element = {ELEMENTS[spec.inputs[0].dtype]};", f"  using Out = {out};"]
-    elif launch.family in ROUTED:
-        parts = tile.product_dtype(spec) if grouped(spec) else spec.output.dtype
-        lines += [f"  using {name} = {ELEMENTS.get(dtype, 'ts::Fp32')};"
-                  for name, dtype in (("Part", parts), ("Out", spec.output.dtype))]
-    elif launch.family == "sum":
-        lines += [f"  using Part = {ELEMENTS[summed(spec).element]};", f"  using Out = {ELEMENTS[spec.output.dtype]};"]
+    lines += [f"  using {name} = {ELEMENTS.get(dtype, 'ts::Fp32')};" for name, dtype in _types(spec, launch).items()]
     if launch.family in PRODUCTS and spec.attribute("scales"):
         lines.append(f"  using Scales = ts::{SCALES[str(spec.attribute('scales'))]}<{str(sums(spec)).lower()}>;")
     if any(step.then for step in launch.steps if isinstance(step, Gemm | Sum)):
@@ -100,6 +95,20 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
     text = "\n".join(["#include <tilescale/kernels.cuh>", "", "struct Config {", *lines, "};", "",
                       f"TILESCALE_KERNEL({entry}, Config)", ""])
     return Kernel(entry, text, spec.topology.gpu.arch)
+
+
+def _types(spec: Spec, launch: Launch) -> dict[str, str]:
+    """Element types that a kernel names: of what it multiplies, of parts of sums, and of what it stores last."""
+    found: dict[str, str] = {}
+    if launch.family in PRODUCTS:
+        found |= {"Element": spec.inputs[0].dtype, "Out": tile.product_dtype(spec)}
+    if grouped(spec):
+        found |= {"Part": tile.product_dtype(spec), "Out": spec.output.dtype}
+    elif launch.family in ROUTED:
+        found |= {"Part": spec.output.dtype, "Out": spec.output.dtype}
+    elif launch.family in ("sum", "packets"):
+        found |= {"Part": summed(spec).element, "Out": spec.output.dtype}
+    return found
 
 
 def epilogue_type(spec: Spec) -> str:

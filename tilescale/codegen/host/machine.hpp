@@ -148,7 +148,7 @@ struct Cta {
   std::vector<Warpgroup> warpgroups;
 };
 
-enum OpKind : u32 { kTensorLoad, kBulkLoad, kBulkStore, kTensorStore, kMultiply, kCopyNode, kGemmNode, kWriteNode, kReadNode };
+enum OpKind : u32 { kTensorLoad, kBulkLoad, kBulkStore, kTensorStore, kMultiply, kCopyNode, kGemmNode, kWriteNode, kReadNode, kPacketHalf };
 
 // Queues of pending work, in the order in which the lazy adversary gives in.
 enum Queue : u32 { kLoadReads, kLoadWrites, kMultiplies, kStoreReads, kStoreWrites, kQueues };

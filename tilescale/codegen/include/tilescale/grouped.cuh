@@ -334,6 +334,9 @@ TS_DEV void grouped_consumer(const Call& call, const Maps& maps, const Block& me
   }
 }
 
+// A product is stored as a part of what a text makes of it: where products go back, these are summed, and rounded then.
+template <class C> struct Products : C { typedef typename C::Part Out; };
+
 // Registers move from the loading to the multiplying warpgroups, as in gemm_role.
 template <class C> TS_DEV void grouped_role(const Call& call, const Maps& maps, const Block& me, u8* smem) {
   constexpr int kConsumers = GemmLayout<C>::consumers;
