@@ -163,14 +163,14 @@ TS_DEV void return_group_step(const Call& call, const Step& step, const Step* be
   const u32* rows = shared.rows + source * Shape::kLocal;
   const u8* from = call.at(step.source, step.source_offset);
   u8* segment = call.at(step.target, step.target_offset);
-  u32 first = 0, end = 0;  // of the group, in the segment
+  u32 first = 0, behind_last = 0;  // of the group, in the segment
 #pragma unroll 4
   for (u32 e = 0; e < (group + 1u) * Shape::kGroup; ++e) {
     if (e < group * Shape::kGroup) first += rows[e];
-    end += rows[e];
+    behind_last += rows[e];
   }
-  end = end < capacity ? end : capacity;
-  const u32 number = first < end ? end - first : 0u, warp = thread() / 32u;
+  behind_last = behind_last < capacity ? behind_last : capacity;
+  const u32 number = first < behind_last ? behind_last - first : 0u, warp = thread() / 32u;
   const Share even = share_of(number, me.index, me.gang);
   charge_rows<C>(call, step, even.end - even.begin, bytes);
   if (warp < Shape::kMovers) {
@@ -299,6 +299,7 @@ TS_DEV void grouped_producer(const Call& call, const Maps& maps, const Block& me
 template <class C>
 TS_DEV void grouped_consumer(const Call& call, const Maps& maps, const Block& me, u8* smem, u64* full, u64* empty) {
   constexpr int kSubtiles = GemmLayout<C>::subtiles;
+  constexpr u32 kMultiply = GemmLayout<C>::consumers * 128;  // threads
   const u32 warpgroup = thread() / 128 - 1;
   Ring<C::num_stages> ring;
   Staging<C> staging{smem + GemmLayout<C>::staging_offset + (thread() / 32 - 4) * Staging<C>::warp_bytes};
@@ -306,17 +307,20 @@ TS_DEV void grouped_consumer(const Call& call, const Maps& maps, const Block& me
   const KRange range{0, (call.args->k + C::block_k - 1) / C::block_k};
   const u32 n = call.args->n;
   GroupsBefore before;
+  bool signalled = false;
   for (u32 i = 0; i < me.num_steps; ++i) {
     const Step* behind = call.args->steps + me.first_step + i + 1;
     const Step step = behind[-1];
     if (step.kind == kWait) continue;
     step_begin(step.id);
     if (step.kind == kSignal) {
-      named_barrier(kConsumersMeet, GemmLayout<C>::consumers * 128);
-      if (thread() == 128) signal_step(call, step, true);
+      if (!signalled) named_barrier(kConsumersMeet, kMultiply);
+      if (thread() % kMultiply == 0) signal_step(call, step, !signalled);
+      signalled = true;
       step_end();
       continue;
     }
+    signalled = false;
     const u32 group = behind[0].value;
     barrier_wait(call, step, &table.told[group], 0u);
     for_group_tiles<C>(call, table, group, me, before, [&](u32 expert, TilePosition tile) {
