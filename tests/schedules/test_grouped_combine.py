@@ -56,7 +56,7 @@ def test_products_of_a_group_go_back_while_the_next_ones_are_made() -> None:
     waits = [step for step in comm.steps if isinstance(step, Wait)]
     told = [step.counter for step in work.steps if isinstance(step, Signal)]
     assert [(wait.counter, wait.value) for wait in waits[1:3]] == [(counter, work.blocks) for counter in told]
-    assert [wait.value for wait in waits[3:]] == [2 * 4] * 2  # both groups of both peers, by four blocks each
+    assert [wait.value for wait in waits[3:]] == [4] * 2  # of both peers, when the last group has come
     ends = [(step.writes[0].offset, step.writes[0].end) for step in returned if step.peer == 2]
     assert ends[0][1] == ends[1][0]
 

@@ -97,7 +97,8 @@ def products_geometry(spec: Spec, groups: int, blocks: int) -> ProductsGeometry:
 
 
 class ProductsPlan(RaggedPlan):
-    """One gang that returns the products of a group when they are made, beside one of `takers` blocks that makes them."""
+    """One gang that returns the products of a group when they are made, beside one of `takers` blocks that makes them. Tokens
+    are summed once all products are there, so peers are told of the last group alone."""
 
     geo: ProductsGeometry
 
@@ -113,8 +114,9 @@ class ProductsPlan(RaggedPlan):
             work += [geo.multiply(rank, group), Signal(rank, self.made(group))]
             comm.append(Wait(self.made(group), self.takers))
             for peer in self.peers:
-                comm += [geo.give_group(rank, peer, group), Signal(peer, rank)]
-        comm += [*(Wait(peer, geo.groups * self.senders) for peer in self.peers), geo.weigh(rank)]
+                comm.append(geo.give_group(rank, peer, group))
+                comm += [Signal(peer, rank)] if group == geo.groups - 1 else []
+        comm += [*(Wait(peer, self.senders) for peer in self.peers), geo.weigh(rank)]
         return Role("comm", "blocks", self.senders, tuple(comm)), Role("work", "blocks", self.takers, tuple(work))
 
 
