@@ -97,8 +97,8 @@ def products_geometry(spec: Spec, groups: int, blocks: int) -> ProductsGeometry:
 
 
 class ProductsPlan(RaggedPlan):
-    """One gang that returns the products of a group when they are made, beside one of `takers` blocks that makes them. Tokens
-    are summed once all products are there, so peers are told of the last group alone."""
+    """One gang that returns the products of a group when they are made, beside one of `takers` blocks that makes them.
+    Tokens are summed once all products are there, so peers are told of the last group alone."""
 
     geo: ProductsGeometry
 
