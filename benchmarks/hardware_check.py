@@ -45,6 +45,7 @@ def kind(schedule: Schedule) -> tuple[str, ...]:
     some = {
         "clusters": schedule.cluster_m > 1,
         "split contraction": schedule.split_k > 1,
+        "shared tiles": schedule.stream_k > 0,
         "few rows": 0 < schedule.block_m < 64,
         "in packets": schedule.protocol == "ll",
         f"by {schedule.copy_scope}": schedule.copy_scope != "block",

@@ -24,6 +24,8 @@ GEMM = Schedule(overlap="fused", compute="generated", chunk_rows=256, depth=2, n
 CASES: dict[str, tuple[Spec, Schedule]] = {
     "fused_peer_copy": (ag_gemm(), GEMM),
     "fused_tma_row_float16": (ag_gemm(order="row", dtype="float16"), replace(GEMM, transport="tma", block_n=128)),
+    "gemm_streamed": (local_gemm((512, 3696, 8192)), replace(
+        GEMM, overlap="none", chunk_rows=0, depth=1, num_comm_blocks=0, stream_k=1)),
     "gemm_float32_out": (ag_gemm(out_dtype="float32"), replace(GEMM, overlap="none", chunk_rows=0, depth=1)),
     "panels": (in_blocks(4, (2048, 2048, 2048)), replace(GEMM, chunk_rows=0)),
     "segments_weights": (contraction("weights"), GEMM),

@@ -40,6 +40,17 @@ CASES: dict[str, tuple[Spec, Schedule]] = {
                                              replace(BASE, block_m=64, block_n=144, num_stages=5, split_k=3)),
     "contraction shared by 8, float32 out": (local_gemm((512, 768, 4096), out_dtype="float32"),
                                              replace(BASE, block_m=64, block_n=64, num_stages=6, split_k=8)),
+    "tiles shared by all": (local_gemm((512, 3696, 8192)), replace(BASE, block_n=128, num_stages=6, stream_k=1)),
+    "two waves shared by all, row-major B": (local_gemm(MAIN, order="row"), replace(BASE, stream_k=2)),
+    "tiles shared by clusters of rows": (local_gemm(MAIN), replace(BASE, cluster_m=2, stream_k=2)),
+    "tiles of one warpgroup shared, float32 out": (
+        local_gemm((4096, 1284, 4096), out_dtype="float32"),
+        replace(BASE, block_m=64, block_n=96, num_stages=6, stream_k=2)),
+    "256 rows shared, float32 out": (local_gemm(MAIN, out_dtype="float32"),
+                                     replace(BASE, block_m=256, block_n=176, num_stages=3, stream_k=2)),
+    "tiles shared, then bias and gelu": (local_gemm(MAIN, then=("bias", "gelu")), replace(BASE, stream_k=1)),
+    "tiles of bytes shared": (local_gemm(MAIN, dtype="float8_e4m3fn", out_dtype="bfloat16"), replace(
+        BASE, block_n=96, block_k=128, num_stages=4, stream_k=2)),
     "1 row": (local_gemm((1, 3584, 4096)), replace(SMALL, block_m=8)),
     "16 rows, parts": (local_gemm((16, 3584, 4096)), replace(SMALL, split_k=2)),
     "64 rows, two warpgroups": (local_gemm((64, 3584, 4096)), replace(SMALL, block_m=64, block_n=128, num_stages=3)),

@@ -28,6 +28,18 @@ def test_a_contraction_is_shared_where_tiles_are_few_and_it_is_long() -> None:
     assert product_us(many, one) < product_us(many, four)
 
 
+def test_tiles_are_shared_where_the_last_wave_is_short() -> None:
+    spec, whole = local_gemm((8192, 8192, 4096)), local_gemm((4096, 8448, 4096))
+    short = replace(BASE, block_m=128)  # 2048 tiles are 15 waves of 132 and 68 tiles; 1056 are 8 waves
+    assert product_us(spec, replace(short, stream_k=2)) < product_us(spec, short)
+    assert product_us(whole, short) < product_us(whole, replace(short, stream_k=2))
+
+
+def test_leaving_sums_costs_more_than_it_saves_where_a_contraction_is_short() -> None:
+    spec = local_gemm((4096, 4096, 512))
+    assert product_us(spec, BASE) < product_us(spec, replace(BASE, stream_k=2))
+
+
 def test_weights_are_read_by_enough_blocks() -> None:
     spec = local_gemm((1, 1280, 8192))
     one = replace(BASE, block_m=8, block_n=64, block_k=256, num_stages=5, raster_group=4)

@@ -30,12 +30,14 @@ GANG = Schedule(compute="generated", num_comm_blocks=2)
 EXPERTS = replace(GANG, **TILE)
 LOCAL = Schedule(compute="generated", **{**TILE, "num_stages": 6, "raster_group": 4})
 SPLIT = replace(LOCAL, block_m=128, split_k=2)
+STREAM = replace(LOCAL, stream_k=1)
 BYTES = replace(LOCAL, block_m=128, block_k=128, num_stages=3)
 FEW = replace(LOCAL, block_m=16, block_n=64, block_k=128, split_k=2)
 
 
 MULTIMEM = replace(COPY, transport="multimem")
 SWITCHED = Topology.named("8xH200-NVSwitch", ranks=3)
+BEFORE = Topology.named("4xA100-NVLink", ranks=3)  # of sm_80
 
 
 def _spec(inputs: str = "ordinary", ranks: int = 3, on: Topology | None = None) -> Spec:
@@ -156,9 +158,12 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "ring of uneven sums": (_sum(FullRow, 100), replace(COPY, **RING, **PLAIN)),
     "ring of all sums": (_sum(), replace(COPY, **RING)),
     "ring of products": (_product(), replace(FUSED, **RING, **PLAIN)),
+    "products of warps, fused": (_spec(on=BEFORE), FUSED),
+    "products of warps, scattered": (_product(on=BEFORE), SCATTER),
     "product": (_local(), LOCAL),
     "product in clusters": (_local(), replace(LOCAL, block_m=128, cluster_m=2)),
     "product with a shared contraction": (_local(), SPLIT),
+    "product with streamed tiles": (_local(), STREAM),
     "product of few rows": (_local(13, "col"), FEW),
     "ag_gemm then bias and silu": (ag_gemm((384, 384, 128), 3, then=("bias", "silu")), FUSED),
     "ag_gemm accumulated": (ag_gemm((384, 384, 128), 3, then=("accumulate",)), replace(FUSED, direction="pull")),

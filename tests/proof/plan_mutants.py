@@ -16,12 +16,14 @@ from tilescale.schedules.plan import (
     Gemm,
     Launch,
     PacketStep,
+    Pieces,
     Plan,
     PutPackets,
     Ragged,
     Reduce,
     Region,
     Role,
+    SharedGemm,
     Signal,
     Step,
     Sum,
@@ -151,7 +153,8 @@ def _duplicate_signal(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | N
 @kind("duplicate write of an output", (Copy, Gemm))
 def _duplicate_output(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
     written = [region for region, write in accesses(steps[at]) if write]
-    return put(steps, at, steps[at], steps[at]) if plan.buffer(written[0].buffer).role == "output" else None
+    whole = bool(written) and plan.buffer(written[0].buffer).role == "output"
+    return put(steps, at, steps[at], steps[at]) if whole else None
 
 
 @kind("duplicate sum", Reduce)
@@ -359,6 +362,47 @@ def _ends_early(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
     step = steps[at]
     assert isinstance(step, Contract)
     return put(steps, at, replace(step, last=not step.last))
+
+
+# -- tiles that blocks share --------------------------------------------------------------------------------------------
+@kind("drop pieces", Pieces)
+def _drop_pieces(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    return put(steps, at)
+
+
+@kind("pieces left elsewhere", Pieces)
+def _elsewhere(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Pieces)
+    return put(steps, at, replace(step, parts=tuple(replace(part, offset=part.offset + 16) for part in step.parts)))
+
+
+@kind("pieces of other rows", Pieces)
+def _other_rows(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Pieces)
+    return put(steps, at, replace(step, a=replace(step.a, offset=step.a.offset + plan.goal.row_bytes)))
+
+
+@kind("pieces left at a wrong peer", Pieces)
+def _left_at_peer(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, Pieces)
+    return put(steps, at, replace(step, parts=tuple(replace(part, rank=(rank + 1) % plan.world) for part in step.parts)))
+
+
+@kind("pieces not added", SharedGemm)
+def _not_added(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, SharedGemm)
+    return put(steps, at, replace(step, parts=step.parts[:-1]))
+
+
+@kind("product of its own beside pieces", SharedGemm)
+def _plain_product(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, SharedGemm)
+    return put(steps, at, Gemm(step.a, step.b, step.out, step.m, step.n, step.k, step.extras, step.then))
 
 
 @kind("sum turned into a copy", Reduce)

@@ -10,7 +10,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from equivalents import plan_reason
-from families import BYTES, EXPERTS, FEW, FUSED, GANG, LOCAL, ONE_SHOT, PLAIN, RING, SCATTER, SPLIT, TWO_SHOT, plans
+from families import (
+    BYTES,
+    EXPERTS,
+    FEW,
+    FUSED,
+    GANG,
+    LOCAL,
+    ONE_SHOT,
+    PLAIN,
+    RING,
+    SCATTER,
+    SPLIT,
+    STREAM,
+    TWO_SHOT,
+    plans,
+)
 from plan_mutants import Mutant, mutants
 from product_support import between_two, there_and_back
 from support import (
@@ -44,6 +59,8 @@ from tilescale.spec.views import FullRow, Replicate
 
 # What text mutants run on: small, with tails in rows and columns, several chunks, two waves.
 _ON = Topology.shared_gpu(ranks=2)
+_REAL = Topology.named("8xH200-NVSwitch", ranks=2)  # whose share of SMs is any number
+_BEFORE = Topology.named("4xA100-NVLink", ranks=2)  # of sm_80
 _COPY = Schedule(overlap="fused", compute="generated", chunk_rows=64, depth=2, num_comm_blocks=4)
 _LARGE = {"block_m": 128, "block_n": 256}
 _copied = redistribute(Tensor((182, 1032), "bfloat16", FullRow), Replicate, topology=_ON)
@@ -104,6 +121,17 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
         gemm_rs((304, 304, 816), 2, out="Partial", order="col", on=_ON), replace(LOCAL, block_m=64, cluster_m=2)),
     "shared contraction": (
         gemm_rs((304, 304, 816), 2, out="Partial", out_dtype="float32", on=_ON), replace(SPLIT, split_k=3)),
+    "streamed": (gemm_rs((130, 200, 640), 2, out="Partial", on=_REAL), STREAM),
+    "streamed in clusters": (
+        gemm_rs((270, 200, 640), 2, out="Partial", on=_REAL), replace(STREAM, block_m=128, cluster_m=2)),
+    "one tile streamed": (gemm_rs((60, 120, 640), 2, out="Partial", on=_ON), STREAM),
+    "warps": (ag_gemm((400, 304, 152), 2, on=_BEFORE), replace(FUSED, block_n=64)),
+    "warps, row-major B": (
+        gemm_rs((208, 304, 304), 2, order="row", on=_BEFORE), replace(SCATTER, block_m=128, block_n=96, chunk_rows=128)),
+    "warps, odd columns": (
+        ag_gemm((144, 302, 72), 2, out_dtype="float32", on=_BEFORE),
+        replace(FUSED, overlap="chunked", num_comm_blocks=2)),
+    "warps, then bias and swiglu": (ag_gemm((144, 608, 72), 2, on=_BEFORE, then=("bias", "swiglu")), FUSED),
     "few rows": (gemm_rs((13, 304, 816), 2, out="Partial", order="col", on=_ON), FEW),
     "few rows of odd columns": (
         gemm_rs((13, 302, 816), 2, out="Partial", order="col", on=_ON),

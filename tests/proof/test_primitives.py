@@ -213,6 +213,40 @@ def test_arriving_does_not_wait() -> None:
             assert right
 
 
+# -- cp.async and ldmatrix ----------------------------------------------------------------------------------------------
+def run_staged(bug: int, adversary: str) -> tuple[RunReport, bool]:
+    data = np.random.default_rng(5).integers(0, 256, 2048, dtype=np.uint8).tobytes()
+    machine = Machine(1, adversary)
+    slots = [machine.register_memory(0, "from", 2048, data=data), machine.register_memory(0, "to", 2048)]
+    values = arguments([s.address for s in slots])
+    node = machine.add_kernel(0, "staged", library("staged", bug), "staged", values, b"", 1, 32, 2048)
+    read = machine.add_caller_read(0, slots[1].address, 2048, [node])
+    report = machine.run()
+    return report, report.seen.get(read, b"") == data
+
+
+@pytest.mark.parametrize("adversary", ["lazy", "random", "eager"])
+def test_matrices_are_read_from_where_threads_have_copied_them(adversary: str) -> None:
+    report, right = run_staged(0, adversary)
+    assert report.ok, report.error
+    assert right
+
+
+@pytest.mark.parametrize("adversary", ["lazy", "random", "eager"])
+@pytest.mark.parametrize("bug", [1, 2, 3])
+def test_copies_that_are_not_waited_for_are_not_read(bug: int, adversary: str) -> None:
+    fault = run_staged(bug, adversary)[0].fault
+    assert fault is not None
+    assert fault.kind == "uninitialised"
+
+
+@pytest.mark.parametrize(("bug", "kind"), [(4, "collective"), (5, "misaligned")])
+def test_matrices_that_a_warp_cannot_read_are_errors(bug: int, kind: str) -> None:
+    fault = run_staged(bug, "lazy")[0].fault
+    assert fault is not None
+    assert fault.kind == kind
+
+
 def test_arriving_before_the_write_is_found() -> None:
     assert not all(run_arrive(1, seed=seed)[1] for seed in range(20))
 
@@ -231,7 +265,7 @@ def test_all_of_them_compile_for_sm_90a() -> None:
     for name, macros in (
         *(("reduce", {"TENSOR": tensor, "ELEMENT": ELEMENTS[d], "BYTES": BYTES[d]}) for tensor in (0, 1) for d in BYTES),
         *(("multimem", {"KIND": kind, "ELEMENT": ELEMENTS[d]}) for kind in (0, 1) for d in BYTES),
-        ("mma", {}), ("cluster", {}), ("arrive", {}),
+        ("mma", {}), ("cluster", {}), ("arrive", {}), ("staged", {}),
     ):
         text = (DATA / f"{name}.cu").read_text().replace('#include "common.h"', head)
         defines = "".join(f"#define {key} {value}\n" for key, value in {"BUG": 0, **macros}.items())

@@ -31,6 +31,9 @@ FRAGMENTS: dict[str, tuple[str, str]] = {
         "mb_init(bar, 1); mb_fence_init(); cluster_sync(); cluster_mb_arrive(bar, 1); warp_sync();"),
     "staged_fence": (f"u32 x = pack2<Bf16>(1, 2); fence_async_smem(); warp_sync(); {STORE} bulk_wait<0>();",
                      f"u32 x = pack2<Bf16>(1, 2); warp_sync(); fence_async_smem(); {STORE} bulk_wait<0>();"),
+    "staged_copies": (
+        "copy_async(out, from, 16u); copy_async_commit(); copy_async_wait<0>(); sync(); load_matrices<1>(found, rows);",
+        "copy_async(out, from, 16u); copy_async_commit(); copy_async_wait<0>(); load_matrices<1>(found, rows);"),
     "alias_fence": ("multimem_store<Bf16>(out, v); fence_alias(); load(from);",
                     "multimem_store<Bf16>(out, v); load(from);"),
     "alias_fence_after_wait": ("wait_step(call, row); if (n == 1) fence_alias(); load(from);",

@@ -16,9 +16,9 @@ from tilescale.codegen.host.build import INCLUDE
 
 # Lines of these functions run in the scale model alone, in time that the emulator does not model.
 PACED = ("walk_links", "walk_packets", "reserve_links", "pace_step", "links_of", "next_store", "drain", "charge_rows")
-HEADERS = ("carry.cuh", "comm.cuh", "contract.cuh", "copy.cuh", "epilogue.cuh", "gemm.cuh", "gemm_split.cuh",
-           "gemm_store.cuh", "grouped.cuh", "kernels.cuh", "moe.cuh", "multimem.cuh", "norm.cuh", "packets.cuh",
-           "scales.cuh", "share.cuh", "small_m.cuh", "sum.cuh")
+HEADERS = ("carry.cuh", "comm.cuh", "contract.cuh", "copy.cuh", "epilogue.cuh", "gemm.cuh", "gemm_mma.cuh",
+           "gemm_split.cuh", "gemm_store.cuh", "gemm_stream.cuh", "grouped.cuh", "kernels.cuh", "moe.cuh", "multimem.cuh",
+           "norm.cuh", "packets.cuh", "scales.cuh", "share.cuh", "small_m.cuh", "sum.cuh")
 
 
 @dataclass(frozen=True)
@@ -39,21 +39,23 @@ LOST: dict[str, str] = {
     "lost fence": "fence_system|fence_alias|fence_async_global|fence_async_smem|mb_fence_init|wg_fence|grid_wait",
     "lost block barrier": "sync|named_barrier|warp_sync",
     "lost meeting of a cluster": "cluster_sync",
-    "lost signal": "signal_add|signal_step",
-    "lost wait": "wait_step|barrier_wait|bulk_wait|bulk_wait_read|wg_wait|pause_until|packet_pause|await_packets",
-    "lost commit": "bulk_commit|wg_commit",
+    "lost signal": "signal_add|signal_step|tell_left",
+    "lost wait": ("wait_step|wait_left|copy_async_wait|barrier_wait|bulk_wait|bulk_wait_read|wg_wait|pause_until|"
+                  "packet_pause|await_packets"),
+    "lost commit": "bulk_commit|wg_commit|copy_async_commit",
     "lost arrival": "mb_arrive|mb_expect|cluster_mb_arrive|release|named_arrive",
     "lost copy": (
         "bulk_load|bulk_store|tma_load_3d|tma_load_2d|tma_load_2d_multicast|load_next|load_stage|load_b|load_segment|load_parts|"
-        "load_tile|load_group_stage"),
+        "load_tile|load_group_stage|copy_rows|copy_stage|copy_ahead|copy_async|load_fragments|load_matrices|"
+        "load_matrices_turned"),
     "lost product": (
         "wgmma|wgmma_turned|multiply_stage|multiply_tile|multiply_tile_promoted|small_multiply|small_stage|multiply_segment|"
-        "contract_tile"),
+        "contract_tile|mma_tile|warp_multiply|warp_segment"),
     "lost store": ("store|store_pair|store_four|store_chunk|store_chunks|store_registers|tma_store_3d|send_part|small_put|"
-                   "cluster_store|store_private|multimem_store|multi_store|write_sum|packet_store|send_packets|put_packets|"
-                   "deal_parts|deal_packets|round"),
-    "lost sum": "sum_units|sum_step|add_parts|carry_units|carry_step|promote|promote_scaled|small_promote|multi_sum|"
-                "sum_packets|get_packets|one_shot|two_shots|packet_role",
+                   "leave_part|store_warp_tile|store_rows|cluster_store|store_private|multimem_store|multi_store|write_sum|"
+                   "packet_store|send_packets|put_packets|deal_parts|deal_packets|round"),
+    "lost sum": ("sum_units|sum_step|add_parts|carry_units|carry_step|promote|promote_scaled|small_promote|multi_sum|"
+                 "join_parts|add_left_part|sum_packets|get_packets|one_shot|two_shots|packet_role"),
     "lost scale": "scale_rows|scale_four|load_scales",
     "lost task": (
         "route_step|total_step|send_step|place_step|tally_step|return_step|weigh_step|ragged_step|add_warps|begin_rows|"
@@ -65,9 +67,9 @@ LOST: dict[str, str] = {
     "lost move of the ring": r"ring\.next",
 }
 REPEATED: dict[str, str] = {
-    "repeated signal": "signal_add|signal_step",
+    "repeated signal": "signal_add|signal_step|tell_left",
     "repeated arrival": "mb_arrive|mb_expect|cluster_mb_arrive|release",
-    "repeated product": "multiply_stage|small_multiply|multiply_segment",
+    "repeated product": "multiply_stage|small_multiply|multiply_segment|mma_tile|warp_multiply",
     "repeated copy": "bulk_load|load_next|load_stage|load_b|load_segment",
     "repeated move of the ring": r"ring\.next",
 }
@@ -77,6 +79,8 @@ _PROMOTED = "multiply_stage<C>(part, smem + ring.stage * GemmLayout<C>::stage_by
 HARMLESS: dict[tuple[str, str], str] = {
     ("lost wait", "await_packets: packet_pause(at, ex.mark)"): "it polls without a pause",
     ("lost wait", "wait_step: pause_until(counter, target)"): "it polls without a pause; the acquire is the wait",
+    ("lost wait", "gemm_consumer: wait_left<C>(call, step, GemmLayout<C>::consumers * 128)"): (
+        "a block that adds nothing up needs none: that all wait only makes the plan say what each does"),
     ("lost meeting of a cluster", "gemm_role: cluster_sync()"): "threads that have ended are not waited for",
     ("lost block barrier", "sum_over_cluster: warp_sync()"): "all lanes of a warp take the branch before it",
     ("lost block barrier", "copy_role: warp_sync()"): "lanes that do nothing but wait for it; a warp begins together",
@@ -169,6 +173,8 @@ _PACKETS = ("packets", "packets of three", "packets twice", "packets of two, twi
 _SUMS = ("sum", "sum of floats", "sum of odd sizes", "sum of three", "sum handed out", "scatter")
 _SWITCH = ("switch stores", "switch sums", "switch sums floats")
 _DISPATCHES, _COMBINES = ("dispatch", "dispatch pulled"), ("combine", "combine pulled", "products of experts back")
+_STREAMED = ("streamed", "streamed in clusters", "one tile streamed")
+_WARPS = ("warps", "warps, row-major B", "warps, odd columns", "warps, then bias and swiglu")
 _CLUSTERS = ("product in clusters", "product in clusters, col")
 RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "contract.cuh": {"load_segment": ("segments", "segments, col", "segments, turned", "panels"),
@@ -184,14 +190,17 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "gemm.cuh": {
         "gemm_producer": ("fused pull", "gemm", "parts", "product"), "load_b": (*_CLUSTERS, "row", "gemm"),
         "load_stage": ("gemm", *_CLUSTERS),
-        **dict.fromkeys(("release", "release_previous"), (*_CLUSTERS, "gemm")), "for_tiles": (*_CLUSTERS, *_TILES),
+        **dict.fromkeys(("release", "release_previous"), (*_CLUSTERS, "gemm")),
+        "for_tiles": (*_CLUSTERS, *_TILES),
         "k_range": ("shared contraction",),
         "gemm_consumer": (
             "parts stored by tensor", "parts", "parts pulled", "scatter", "scatter large", "shared contraction",
             "product of bytes", "scaled rows and columns", "scaled product"),
         "gemm_role": ("gemm", *_CLUSTERS, "shared contraction"), "multiply_tile_promoted": _BYTES, "promote": _BYTES,
         "load_scales": ("scaled blocks",), "promote_scaled": ("scaled blocks",),
-        "": _TILES},
+        "begun": _STREAMED, "": _TILES},
+    "gemm_stream.cuh": {"": _STREAMED},
+    "gemm_mma.cuh": {"": _WARPS},
     "gemm_split.cuh": {"": ("shared contraction",)},
     "gemm_store.cuh": {
         "store_four": _FEW, "store_finished": (*_FEW, "then swiglu, few rows"),
@@ -228,12 +237,15 @@ BY_PLACE = {  # of functions that other schedules run as well
 _OTHERS = ("fused pull", "gemm", "tma", "parts")
 
 
+_SHARING = ("leave_part", "tell_left", "wait_left", "join_parts", "(range.")  # what the lines of shared tiles hold
 _BY_TMA = ("tma", "mb_", "pipe", "fence_async", "tile + done")  # what the lines of copies by TMA hold
 
 
 def _runs(header: str, function: str, place: str) -> tuple[str, ...]:
     if header == "copy.cuh" and (function == "load_next" or any(word in place for word in _BY_TMA)):
         function = "copy_by_tma"
+    if header == "gemm.cuh" and any(word in place for word in _SHARING):
+        return _STREAMED
     for begin, runs in BY_PLACE.items():
         if place.startswith(begin):
             return runs

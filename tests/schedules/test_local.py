@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
-from support import local_gemm, topology
+from support import ag_gemm, local_gemm, topology
 
+from tilescale.errors import ScheduleError
 from tilescale.schedules import tile
 from tilescale.schedules.lower import lower
+from tilescale.schedules.plan import Pieces, SharedGemm, Signal, Wait
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import space
+from tilescale.schedules.streaming import stream
 from tilescale.schedules.verify import verify
 from tilescale.spec.op import matmul
 from tilescale.spec.tensor import Tensor
@@ -48,6 +52,53 @@ def test_a_shared_contraction_has_a_cluster_a_tile() -> None:
     assert all(tile.tiles(spec, s) * s.split_k <= tile.clustered(132, s.split_k) for s in space(spec) if s.split_k > 1)
 
 
+def test_tiles_are_shared_by_a_resident_launch_and_each_left_sum_is_added_up() -> None:
+    spec = local_gemm((512, 3696, 8192))
+    schedule = replace(BASE, block_n=128, num_stages=6, stream_k=1)  # 116 tiles of 128 steps
+    plan = lower(spec, schedule)
+    (launch,) = plan.ranks[0]
+    assert launch.blocks == spec.topology.sm_share == 132
+    pieces, signal, wait, product = launch.steps
+    assert isinstance(pieces, Pieces)
+    assert isinstance(product, SharedGemm)
+    assert pieces.parts == product.parts
+    assert (signal, wait) == (Signal(0, 0), Wait(0, 132))
+    assert verify(plan).ok
+    assert lower(spec, replace(schedule, stream_k=0)).buffers == plan.buffers[:-1]
+
+
+def test_stretches_cover_all_steps_of_shared_tiles_once() -> None:
+    for shape, waves in (((512, 3696, 8192), 1), ((4096, 1280, 8192), 2), ((8192, 8192, 3696), 2), ((60, 120, 640), 1)):
+        found = stream(local_gemm(shape), replace(BASE, stream_k=waves))
+        bounds = [found.start(unit) for unit in range(found.units + 1)]
+        assert bounds[0] == 0
+        assert bounds[-1] == found.shared * found.steps
+        assert bounds == sorted(bounds)
+        assert max(b - a for a, b in pairwise(bounds)) - min(b - a for a, b in pairwise(bounds)) <= 1
+        assert found.whole % found.units == 0
+        left = sum(size for _, size in found.ranges) // (found.part_bytes * found.cluster)
+        assert left == sum(found.leaves(unit) for unit in range(found.units)) > 0
+
+
+def test_spaces_share_tiles_where_the_last_wave_is_not_full() -> None:
+    spec = local_gemm((8192, 8192, 3696))
+    shared = [s for s in space(spec) if s.stream_k]
+    assert shared
+    assert all(s.split_k == 1 for s in shared)
+    for schedule in shared:
+        assert tile.tiles(spec, schedule) % (132 // schedule.cluster_m) > 0
+    assert not [s for s in space(local_gemm((16, 3584, 4096))) if s.stream_k]
+
+
+def test_tiles_of_full_waves_are_not_shared() -> None:
+    with pytest.raises(ScheduleError, match="waves whose tiles are shared are not full"):
+        lower(local_gemm((4096, 8448, 4096)), replace(BASE, stream_k=1))
+    with pytest.raises(ScheduleError, match="stream_k=3"):
+        lower(local_gemm((512, 3696, 8192)), replace(BASE, stream_k=3))
+    with pytest.raises(ScheduleError, match="where nothing is sent"):
+        lower(ag_gemm(), replace(BASE, overlap="none", num_comm_blocks=4, stream_k=1))
+
+
 def test_spaces_of_operations_that_move_data_hold_no_clusters() -> None:
     spec = matmul(Tensor((4096, 8192), "bfloat16", FullRow), Tensor((8192, 10240), "bfloat16", FullCol), out=FullCol,
                   topology=topology(4))
@@ -59,8 +110,9 @@ def test_spaces_of_operations_that_move_data_hold_no_clusters() -> None:
 def test_knobs_that_came_later_leave_digests_as_they_were() -> None:
     assert "cluster_m" not in BASE.label
     assert replace(BASE, cluster_m=2).digest != BASE.digest != replace(BASE, split_k=2).digest
+    assert replace(BASE, stream_k=1).digest != BASE.digest
     values = BASE.as_dict()
-    old = {name: value for name, value in values.items() if name not in ("cluster_m", "split_k")}
+    old = {name: value for name, value in values.items() if name not in ("cluster_m", "split_k", "stream_k")}
     assert Schedule.from_dict(old).digest == BASE.digest
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 from handmade import edit, find, fused_push, pull
 
+from tilescale.schedules import proof_cache
 from tilescale.schedules.plan import Wait
 from tilescale.schedules.proof_cache import ProofCache, verifier_digest
 from tilescale.schedules.protocol import protocol_digest
@@ -61,3 +63,15 @@ def test_files_are_read_by_another_cache_and_bad_ones_ignored(tmp_path: Path) ->
     assert ProofCache(tmp_path).get(proof.digest, 3) is None
     assert verify(fused_push(2), cache=ProofCache(tmp_path)) == proof
     assert isinstance(ProofCache(tmp_path).get(proof.digest, 3), Stats)
+
+
+def test_all_that_the_verifier_imports_of_its_room_decides_what_a_proof_means() -> None:
+    found, left = set[str](), ["verify.py"]
+    room = Path(proof_cache.__file__).parent
+    while left:
+        name = left.pop()
+        found.add(name)
+        text = (room / name).read_text()
+        names = (f"{module}.py" for module in re.findall(r"^from tilescale\.schedules\.(\w+) import", text, re.MULTILINE))
+        left += [each for each in names if each not in found and (room / each).exists()]
+    assert found == set(proof_cache.SOURCES)

@@ -99,7 +99,9 @@ def test_a_space_among_recorded_schedules_counts_the_others() -> None:
     (matmul(Tensor((4096, 8192), "bfloat16", FullRow), Tensor((8192, 10240), "bfloat16", FullCol), out=FullCol,
             topology=Topology.named("4xPCIe")), "peer_access"),
     (matmul(Tensor((4096, 8192), "bfloat16", FullRow), Tensor((8192, 10240), "bfloat16", FullCol), out=FullCol,
-            topology=Topology.named("4xA100-NVLink")), "wgmma_arch"),
+            topology=Topology.named("8xB200-NVSwitch")), "product_arch"),
+    (matmul(Tensor((4096, 8192), "bfloat16", FullRow), Tensor((8192, 10240), "bfloat16", FullCol), out=FullCol,
+            topology=Topology.named("4xA100-NVLink")), "transport_arch"),
 ])
 def test_infeasible_points_are_counted_by_the_constraint_that_they_break(spec: Spec, constraint: str) -> None:
     found = space(spec)

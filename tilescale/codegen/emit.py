@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 
 from tilescale.codegen.maps import map_bytes, out_shard_bytes, stored_buffer, tensor_maps
@@ -45,7 +46,7 @@ from tilescale.codegen.table import (
     BlockRow,
     StepRow,
 )
-from tilescale.codegen.text import PRODUCTS, kernel_text, link_fs_per_byte, solo
+from tilescale.codegen.text import PRODUCTS, kernel_text, link_fs_per_byte, solo, streams
 from tilescale.errors import PlanError
 from tilescale.schedules import tile
 from tilescale.schedules.contracting import BOTH, contraction_size
@@ -61,6 +62,7 @@ from tilescale.schedules.plan import (
     Launch,
     MultimemReduce,
     MultimemStore,
+    Pieces,
     Plan,
     Ragged,
     Region,
@@ -100,11 +102,11 @@ class _Emitter:
         placed, counters_offset, total = _layout(plan)
         ranks = tuple(tuple(self._launches(rank)) for rank in range(plan.world))
         n, k = self._product()
-        generated = any(launch.family in PRODUCTS for launch in plan.ranks[0])
+        mapped = any(launch.family in PRODUCTS for launch in plan.ranks[0]) and not tile.mma_sync(self.spec)
         return Program(
             op=plan.op, world=plan.world, kernels=tuple(self.kernels), slots=self.slots, placed=placed,
             counters=plan.counters, counters_offset=counters_offset, workspace_bytes=total,
-            maps=tensor_maps(self.spec, self.schedule, plan, placed, n, k) if generated else (), n=n, k=k, ranks=ranks,
+            maps=tensor_maps(self.spec, self.schedule, plan, placed, n, k) if mapped else (), n=n, k=k, ranks=ranks,
             link_fs_per_byte=link_fs_per_byte(self.spec))
 
     # -- launches ------------------------------------------------------------------------------------------------------
@@ -166,13 +168,15 @@ class _Emitter:
             threads=launch.threads, shared_bytes=launch.shared_bytes, cluster=launch.cluster, early=solo(self.spec, launch),
             steps=b"".join(r.pack() for r in rows).hex(),
             block_rows=b"".join(b.pack() for b in blocks).hex(),
-            participants=participants if last and not solo(self.spec, launch) else 0)
+            participants=participants if last and (streams(launch) or not solo(self.spec, launch)) else 0)
 
     def _rows(self, rank: int, role: Role, number: int) -> list[StepRow]:
         if exchanges_packets(role):
             return [packet_row(role, rank, self.plan.world, number, lambda region: self._slot(region, rank))]
         rows, tiles, height = [], 0, self.schedule.block_m * self.schedule.cluster_m
         for i, step in enumerate(role.steps):
+            if isinstance(step, Pieces):  # the row of the group
+                return [replace(self._row(rank, role.steps[-1], number, 0), first_tile=self._slot(step.parts[0], rank))]
             if isinstance(step, Ragged):
                 geo = routed_geometry(self.spec, self.schedule, role.blocks)
                 rows += ragged_rows(step, number + i, rank, geo, lambda region: self._slot(region, rank))
@@ -220,6 +224,11 @@ class _Emitter:
             return self._segment(rank, step, number)
         if not isinstance(step, Gemm):
             raise PlanError("a kernel family carries out every step", type(step).__name__, "lower it to copies")
+        if tile.mma_sync(self.spec):  # by addresses
+            return StepRow(
+                KIND_GEMM, number, source=self._slot(step.a, rank), target=self._slot(step.out, rank), rows=step.m,
+                source_offset=step.a.offset, target_offset=step.out.offset, size=self._slot(step.b, rank), first_tile=tiles,
+                peer=step.out.rank)
         shard, offset = divmod(step.a.offset, map_bytes(self.plan))
         out_shard, out_offset = divmod(step.out.offset, out_shard_bytes(self.plan))
         return StepRow(

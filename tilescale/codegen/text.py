@@ -12,7 +12,7 @@ from tilescale.schedules.contracting import BOTH
 from tilescale.schedules.footprint import SUMMED
 from tilescale.schedules.gather import SIGNAL_THREADS
 from tilescale.schedules.grouped import PAD, GroupedGeometry, grouped, routed_geometry
-from tilescale.schedules.plan import PACKET_BYTES, Buffer, Copy, Gemm, Launch, Plan, Role, Step, Sum
+from tilescale.schedules.plan import PACKET_BYTES, Buffer, Copy, Gemm, Launch, Pieces, Plan, Role, Step, Sum
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import WINDOW_ROWS, summed, sums
 from tilescale.schedules.transports import TRANSPORTS
@@ -58,9 +58,17 @@ def _copy_unit(steps: Iterable[Step]) -> int:
 
 
 def solo(spec: Spec, launch: Launch) -> bool:
-    """Whether a kernel has one step, of an operation without communication. It looks nothing up, there is no epoch to
-    advance, and it waits itself for the kernel before."""
-    return spec.local and launch.family in PRODUCTS and len(tuple(launch.steps)) == 1
+    """Whether a kernel has one step, of an operation without communication, or one group of steps, which its row in the
+    table stands for. It looks nothing up, and it waits itself for the kernel before."""
+    steps = tuple(launch.steps)
+    if tile.mma_sync(spec):  # kernels start early from sm_90 on
+        return False
+    return spec.local and launch.family in PRODUCTS and (len(steps) == 1 or streams(launch))
+
+
+def streams(launch: Launch) -> bool:
+    """Whether blocks share tiles along the contraction: they count calls, since they wait for each other."""
+    return any(isinstance(step, Pieces) for step in launch.steps)
 
 
 def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer | None = None) -> Kernel:
@@ -178,10 +186,18 @@ def _multiplying(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer 
     constants: dict[str, int | bool] = {
         name: getattr(schedule, name)
         for name in ("block_m", "block_n", "block_k", "num_stages", "raster_group", "cluster_m", "split_k")}
+    if tile.mma_sync(spec):
+        warps_m, warps_n = tile.warp_grid(schedule)
+        return constants | {
+            "mma_sync": True, "warps_m": warps_m, "warps_n": warps_n, "b_row_major": spec.inputs[1].order == "row",
+            "store_staged": staging.staged, "store_tensor": False, "store_columns": staging.columns,
+            "store_buffers": staging.buffers}
     if in_blocks(spec):
         constants |= {"contracts": True, "sent": BOTH, "a_turned": False}
     if contracts(spec):
         constants |= {"contracts": True, "sent": gathered_operand(spec), "a_turned": spec.inputs[0].order == "col"}
+    if streams(launch):
+        constants["stream_k"] = schedule.stream_k
     return constants | {
         "clusters": launch.cluster > 1, "splits": schedule.split_k > 1, "b_row_major": spec.inputs[1].order == "row",
         "in_flight": tile.consumers(spec, schedule) == 1 and not tile.promotes(spec), "store_staged": staging.staged,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tilescale.schedules import tile
 from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.streaming import stream
 from tilescale.spec.op import Spec
 
 CLOCK_MHZ = 1980.0
@@ -17,8 +18,10 @@ MULTIPLY_US = 5.48e-4       # of a cycle of multiplying
 SMEM_US = 1.26e-4           # of a cycle of shared memory traffic
 MACS_A_CYCLE = 2048         # of one SM, dense 16-bit; twice as many of one-byte operands
 SMEM_BYTES_A_CYCLE = 128
+WARP_CLOCK_MHZ, WARP_MACS_A_CYCLE, WARP_EFFICIENCY = 1410.0, 1024, 0.85  # before sm_90
 START_US, WAVE_US = 3.0, 1.0
 CLUSTER_US, SPLIT_US = 0.4, 1.2
+LEFT_GBPS = 60.0            # of one SM, sums that it leaves in memory or adds up from there: until measured, that of copies
 STEP_US = 0.16              # the least that a step takes: barriers, and the start of its products
 REMOTE_GBPS = 25.0          # of one SM, to the shared memory of others in its cluster
 MEMORY_SHARE = 0.97         # of the memory's rate, for operands and results read and written once
@@ -50,15 +53,39 @@ def product_us(spec: Spec, s: Schedule) -> float:
 def _tiles_us(spec: Spec, s: Schedule, k: int) -> float:
     size = tile.cluster(s)
     clusters, slots = tile.tiles(spec, s), max(1, spec.topology.sm_share // size)
+    if s.stream_k:
+        return _stream_us(spec, s)
     full, rest = divmod(clusters, slots)
     steps = -(-k // s.block_k) / s.split_k
     found = full * (steps * _step_us(spec, s, slots * size) + WAVE_US)
     return found + (steps * _step_us(spec, s, rest * size) + WAVE_US if rest else 0.0)
 
 
+def _stream_us(spec: Spec, s: Schedule) -> float:
+    """Whole waves, then an even stretch of the shared tiles; a block leaves sums once at most, and adds up those of one
+    tile for every stretch that the tile has beside its own. The plan's signal and wait are no part of it."""
+    found = stream(spec, s)
+    step = _step_us(spec, s, found.units * found.cluster)
+    left = found.part_bytes / 1e3 / LEFT_GBPS
+    stretch, parts = found.shared * found.steps / found.units, -(-found.units // found.shared)
+    waves = found.whole // found.units + 1
+    return (found.whole // found.units * found.steps + stretch) * step + waves * WAVE_US + left * (1 + parts)
+
+
+def _warps_step_us(s: Schedule, row: int) -> float:
+    """One step where warps multiply by mma.sync: what the tensor cores take, or shared memory, which every warp reads its
+    part of both operands from. Not fitted: public rates of an A100, at its highest clock."""
+    along, across = tile.warp_grid(s)
+    multiply = s.block_m * s.block_n * row / 2 / WARP_MACS_A_CYCLE
+    smem = (s.block_m * (across + 1) + s.block_n * (along + 1)) * row / SMEM_BYTES_A_CYCLE
+    return max(multiply / WARP_EFFICIENCY, smem) / WARP_CLOCK_MHZ
+
+
 def _step_us(spec: Spec, s: Schedule, busy: int) -> float:
     """One step of the contraction of a tile, while `busy` SMs work."""
     row = s.block_k * spec.inputs[0].itemsize
+    if tile.mma_sync(spec):
+        return _warps_step_us(s, row)
     multiply = s.block_m * s.block_n * row / 2 / MACS_A_CYCLE
     read = max(1, s.block_m // tile.ROWS) * (tile.ROWS + s.block_n) * row
     smem = (read + (s.block_m + s.block_n) * row) / SMEM_BYTES_A_CYCLE

@@ -30,6 +30,7 @@ from tilescale.schedules.plan import (
     Launch,
     MultimemReduce,
     MultimemStore,
+    Pieces,
     Plan,
     PutPackets,
     Ragged,
@@ -239,7 +240,7 @@ class _Simulation:
                 self._ragged(walker, step, rank)
             elif isinstance(step, Clear):
                 walker.spend(COPY, self.costs.copy_us(step.dst.size, walker.role.blocks))
-            else:
+            elif not isinstance(step, Pieces):  # the product that ends their group takes the time of all of it
                 self._gemm(walker, step, rank)
             fenced = isinstance(step, Signal)
             walker.place += 1

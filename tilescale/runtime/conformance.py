@@ -19,12 +19,14 @@ from tilescale.schedules.plan import (
     Gemm,
     Grouped,
     MultimemStore,
+    Pieces,
     Plan,
     PutPackets,
     Ragged,
     Reduce,
     Region,
     Role,
+    SharedGemm,
     Signal,
     Step,
     Sum,
@@ -55,7 +57,9 @@ def deviations(plan: Plan, program: Program, report: RunReport, calls: int, firs
                 if isinstance(step, Gemm) and partly:
                     found = _partly(found, wanted, partly)
                 if isinstance(step, Contract) and step.gathered != BOTH:
-                    found = _of_local(found, wanted, step)
+                    found = _of_inputs(found, wanted, (step.local,))
+                if isinstance(step, Pieces | SharedGemm):
+                    found = _of_inputs(found, wanted, (step.a, step.b))
                 if isinstance(step, Grouped):
                     parts.add(step, found)
                 if isinstance(step, Ragged):
@@ -98,7 +102,11 @@ def _declared(step: Step, role: Role, rank: int, number: int, call: int, strides
     if isinstance(step, Wait):
         target = (call * totals[step.counter] + step.value) % 2**32  # counters and epochs wrap
         return StepLog(call, rank, number, waits=(Waited(step.counter, target, target),))
+    if isinstance(step, Pieces):
+        return StepLog(call, rank, number, reads=tuple(sorted(map(where, (step.a, step.b)))),
+                       writes=tuple(map(where, step.parts)))
     extras = step.extras if isinstance(step, Gemm) else ()
+    extras += step.parts if isinstance(step, SharedGemm) else ()
     stored = (where(step.out),) if not isinstance(step, Contract) or step.last else ()
     return StepLog(call, rank, number, reads=tuple(sorted(map(where, (step.a, step.b, *extras)))), writes=stored)
 
@@ -144,14 +152,14 @@ def _partly(found: StepLog, wanted: StepLog, buffers: set[str]) -> StepLog:
     return replace(found, reads=tuple(sorted([*(r for r in found.reads if r.buffer not in buffers), *declared])))
 
 
-def _of_local(found: StepLog, wanted: StepLog, step: Contract) -> StepLog:
-    """With all of the local operand, which only the caller writes, in place of the parts of it that were read."""
-    local = [read for read in wanted.reads if (read.rank, read.buffer) == (step.local.rank, step.local.buffer)]
-    parts = [read for read in found.reads if local and (read.rank, read.buffer) == (local[0].rank, local[0].buffer)]
-    inside = all(local[0].begin <= part.begin and part.end <= local[0].end for part in parts)
-    if not parts or not inside:
-        return found
-    return replace(found, reads=tuple(sorted((*(read for read in found.reads if read not in parts), *local))))
+def _of_inputs(found: StepLog, wanted: StepLog, operands: Iterable[Region]) -> StepLog:
+    """With all of these operands, which only the caller writes, in place of the parts of them that were read."""
+    for operand in operands:
+        whole = [read for read in wanted.reads if (read.rank, read.buffer) == (operand.rank, operand.buffer)]
+        parts = [read for read in found.reads if whole and (read.rank, read.buffer) == (whole[0].rank, whole[0].buffer)]
+        if parts and all(whole[0].begin <= part.begin and part.end <= whole[0].end for part in parts):
+            found = replace(found, reads=tuple(sorted((*(read for read in found.reads if read not in parts), *whole))))
+    return found
 
 
 def _bounded(found: StepLog, wanted: StepLog) -> StepLog:

@@ -18,7 +18,8 @@ FAULTS = (
     "deadlock",
     "unsupported",
 )
-WAITS = ("runs", "counter", "mbarrier", "barrier", "bulk", "bulk_read", "wgmma", "polls", "not_started", "warp", "cluster")
+WAITS = ("runs", "counter", "mbarrier", "barrier", "bulk", "bulk_read", "wgmma", "polls", "not_started", "warp", "cluster",
+         "copies")
 
 
 @dataclass(frozen=True, order=True)
@@ -132,6 +133,7 @@ class Waiting:
             "wgmma": "its warpgroup to commit",
             "warp": f"the {self.wanted} threads of warp {self.object} to multiply",
             "cluster": f"the {self.wanted} threads of its cluster",
+            "copies": "its copies to shared memory to land",
         }[self.kind]
         return f"{where} waits for {what}"
 

@@ -13,6 +13,7 @@ from tilescale.schedules.lower import lower
 from tilescale.schedules.plan import Launch, Plan, Role, Signal
 from tilescale.schedules.ragged import ragged
 from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.streaming import stream
 from tilescale.spec.contraction import contracts, gathered_operand, in_blocks
 from tilescale.spec.declaration import Spec
 from tilescale.spec.result import kind_of
@@ -21,6 +22,7 @@ from tilescale.spec.tensor import Tensor, shard_sizes
 from tilescale.spec.topology import SM_SHARE_STEP, Topology
 
 WORK_BLOCKS = 2
+STREAM_UNITS = 3  # which share the fourth of four tiles, or all of them
 COPY_ROWS = 16
 SMALL_MACS = 3 * 10**8
 SMALL_BYTES = 1 << 23
@@ -73,13 +75,18 @@ def _scaled_local(spec: Spec, schedule: Schedule) -> Scaled:
     local = (
         unit - 3 if tile.small_m(spec) else unit * schedule.cluster_m + unit // 2 + 8,
         _cut_size(spec, b, 1, (schedule.block_n or 16) + _columns_tail(spec)),
-        _cut_size(spec, a, 1, 2 * (schedule.block_k or 16) * schedule.split_k + _tail(a)),
+        _cut_size(spec, a, 1, _depth(schedule) * (schedule.block_k or 16) + _tail(a)),
     )
     held = (a.local_shape(0, spec.world), b.local_shape(0, spec.world))
     m, n, k = (size * (whole // part) for size, whole, part in zip(
         local, (a.sizes[0], b.sizes[1], a.sizes[1]), (held[0][0], held[1][1], held[0][1]), strict=True))
     small = _with(spec, ((m, k), (k, n)), (m, n))
     return Scaled(small, schedule, _on_few_blocks(small, schedule), True)
+
+
+def _depth(schedule: Schedule) -> int:
+    """Whole blocks of a contraction: two for every block that shares it."""
+    return 2 * (STREAM_UNITS if schedule.stream_k else schedule.split_k)
 
 
 def _scaled_contraction(spec: Spec, schedule: Schedule, chunks: int, gang: int) -> Scaled:
@@ -188,8 +195,16 @@ def _on_few_blocks(spec: Spec, schedule: Schedule) -> Plan:
     """The plan with gangs of two working blocks; of few more where others count the signals of their blocks."""
     plan = lower(spec, schedule)
     if any(_works(role) and _signals(role) for rank in plan.ranks for launch in rank for role in launch.roles):
-        plan = lower(replace(spec, topology=_few_sms(spec.topology, _beside(schedule) + WORK_BLOCKS)), schedule)
+        few = _sharing(spec, schedule) if schedule.stream_k else _few_sms(spec.topology, _beside(schedule) + WORK_BLOCKS)
+        plan = lower(replace(spec, topology=few), schedule)
     return replace(plan, ranks=tuple(tuple(_fewer(launch) for launch in rank) for rank in plan.ranks))
+
+
+def _sharing(spec: Spec, schedule: Schedule) -> Topology:
+    """A GPU so small that the last wave of tiles is not full, and they are shared."""
+    size = tile.cluster(schedule)
+    sizes = (_few_sms(spec.topology, units * size) for units in range(STREAM_UNITS, spec.topology.sm_share // size))
+    return next((few for few in sizes if stream(replace(spec, topology=few), schedule).ranges), spec.topology)
 
 
 def _beside(schedule: Schedule) -> int:

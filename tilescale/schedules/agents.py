@@ -31,6 +31,7 @@ from tilescale.schedules.plan import (
     Copy,
     Gemm,
     Launch,
+    Pieces,
     Plan,
     Ragged,
     Reduce,
@@ -57,7 +58,7 @@ class Work:
 
     position: int
     number: int
-    step: Copy | Reduce | Clear | Gemm | Sum | Contract | Ragged
+    step: Copy | Reduce | Clear | Gemm | Sum | Contract | Ragged | Pieces
     launch: str
     role: str
     blocks: int

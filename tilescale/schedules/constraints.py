@@ -17,6 +17,7 @@ from tilescale.schedules.grouped import grouped, routed_geometry
 from tilescale.schedules.knob import BY_NAME
 from tilescale.schedules.ragged import RaggedGeometry, ragged
 from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.streaming import stream
 from tilescale.schedules.sums import WINDOW_BYTES, geometry_of, in_packets, norm_bytes, summed, sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import contraction_inner, contracts, gathered_operand, in_blocks, in_whole_shards
@@ -29,6 +30,9 @@ MAX_IN_PACKETS = 1 << 20  # bytes of a part: beyond, twice the bytes take longer
 MULTIPLIED = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 WHOLE_SUMS = ("direct", "scatter", "one_shot", "two_shot")  # algorithms that add up all parts in one step
 GROUP_ROWS = (1024, 2048)
+WARP_SUMS = 128
+STREAM_REGISTERS = 16  # of a thread that multiplies, which follow what tiles are shared
+STREAM_FULL, STREAM_STEPS, STREAM_BLOCKS = 0.95, 4, 8  # share of a wave; blocks of a contraction; blocks of a tile
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,8 @@ def _needed_bytes(spec: Spec, s: Schedule) -> int:
     if exchanges(spec):
         buffers = exchange_geometry(spec, s.direction, s.chunk_rows).buffers()
         return sum(buffer.size * buffer.versions for buffer in buffers)
+    if spec.local and s.stream_k:
+        return _gathered_bytes(spec) + stream(spec, s).size
     return _gathered_bytes(spec)
 
 
@@ -234,7 +240,7 @@ def _columns_needed(spec: Spec, s: Schedule) -> bool:
     if not spec.local or not _generated(spec, s) or tile.small_m(spec):
         return True
     columns = spec.inputs[1].local_shape(0, spec.world)[1]
-    narrower = [int(v) for v in BY_NAME["block_n"].domain if int(v) < s.block_n]
+    narrower = [int(v) for v in BY_NAME["block_n"].allowed(spec) if int(v) < s.block_n]
     return not narrower or -(-columns // narrower[-1]) > -(-columns // s.block_n)
 
 
@@ -269,6 +275,23 @@ def _split_fills(spec: Spec, s: Schedule) -> bool:
         s.cluster_m == 1 and steps >= s.split_k
         and tile.tiles(spec, s) * s.split_k <= tile.clustered(spec.topology.sm_share, s.split_k)
         and (tile.landing_bytes(spec, s) <= s.num_stages * tile.stage_bytes(spec, s)))
+
+
+def _warps(spec: Spec, s: Schedule) -> bool:
+    """Whether warps multiply by mma.sync."""
+    return _generated(spec, s) and tile.mma_sync(spec)
+
+
+def _stream_evens(spec: Spec, s: Schedule) -> bool:
+    """Whether sharing tiles evens out a last wave that is not full, at parts worth what they cost."""
+    if s.stream_k == 0:
+        return True
+    found = stream(spec, s)
+    rest = (found.whole + found.shared) % found.units
+    waves = -(-(found.whole + found.shared) // found.units)
+    return (
+        0 < rest <= STREAM_FULL * found.units and waves >= s.stream_k
+        and found.units <= STREAM_BLOCKS * found.shared and found.shared * found.steps >= STREAM_STEPS * found.units)
 
 
 def _multicast_moves(spec: Spec, s: Schedule) -> bool:
@@ -389,8 +412,16 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                or ragged(spec) or len(set(_local_rows(spec))) == 1),
     Constraint("rows_to_multiply", "products of no rows are left to the library, which is not called for them",
                lambda spec, s: not _generated(spec, s) or spec.mnk[0] > 0),
-    Constraint("wgmma_arch", "generated products use wgmma, which sm_90a has",
-               lambda spec, s: not _generated(spec, s) or spec.topology.gpu.arch == "sm_90a"),
+    Constraint("product_arch", "generated products use wgmma, which sm_90a has, or mma.sync behind cp.async, before sm_90",
+               lambda spec, s: not _generated(spec, s) or spec.topology.gpu.arch == "sm_90a" or tile.mma_sync(spec)),
+    Constraint("warp_operands", "products of warps (before sm_90) take bfloat16 or float16",
+               lambda spec, s: not _warps(spec, s) or not tile.promotes(spec)),
+    Constraint("warp_contraction", "contractions that are gathered, and blocks of matrices, are multiplied by wgmma",
+               lambda spec, s: not _warps(spec, s) or not (contracts(spec) or in_blocks(spec))),
+    Constraint("warp_registers", f"the sums of a warp's part of a tile take at most {WARP_SUMS} registers of a thread",
+               lambda spec, s: not _warps(spec, s) or tile.accumulators(spec, s) <= WARP_SUMS),
+    Constraint("warp_halves", "warps store the half of their columns in pieces of 32 bytes",
+               lambda spec, s: not _warps(spec, s) or tile.stored_columns(spec, s) // tile.warp_grid(s)[1] % 16 == 0),
     Constraint("wgmma_dtype", "generated products take operands of one type: bfloat16, float16, float8_e4m3fn, float8_e5m2",
                lambda spec, s: not _generated(spec, s) or (
                    spec.inputs[0].dtype in MULTIPLIED and spec.inputs[0].dtype == spec.inputs[1].dtype)),
@@ -412,13 +443,16 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("rows_suit_tile", "a tile has at least 64 rows; few rows have the tile that just holds them",
                _rows_suit_tile),
     Constraint("accumulators_fit", "the sums of a tile fit the registers of the threads that multiply",
-               lambda spec, s: not _generated(spec, s) or tile.sum_registers(spec, s) <= MAX_ACCUMULATORS),
+               lambda spec, s: not _generated(spec, s) or (
+                   tile.sum_registers(spec, s) <= MAX_ACCUMULATORS - (STREAM_REGISTERS if s.stream_k else 0))),
     Constraint("halves_stored_whole", "a tile whose columns become half as many stores them in pieces of 32 bytes",
                lambda spec, s: not _generated(spec, s) or tile.stored_columns(spec, s) % 16 == 0),
     Constraint("cluster_has_rows", "blocks of a cluster have a row of tiles each",
                lambda spec, s: s.cluster_m == 1 or (not tile.small_m(spec)
                                                     and s.block_m * (s.cluster_m - 1) < _local_rows(spec)[0])),
     Constraint("split_fills", "blocks that share a contraction have a part each, and all tiles run at once", _split_fills),
+    Constraint("stream_evens", "blocks share tiles along the contraction where the last wave is not nearly full, each at "
+               f"least {STREAM_STEPS} blocks of it, and a tile in at most {STREAM_BLOCKS} parts", _stream_evens),
     Constraint("columns_needed", "a tile is no wider than its number of columns of tiles needs", _columns_needed),
     Constraint("raster_matters", "a group of rows of tiles spans about as many rows as a wave is wide", _raster_matters),
     Constraint("shared_memory", "the stages fit the shared memory of a block",

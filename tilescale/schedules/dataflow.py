@@ -20,10 +20,12 @@ from tilescale.schedules.plan import (
     Contract,
     Gemm,
     MultimemStore,
+    Pieces,
     PutPackets,
     Ragged,
     Reduce,
     Region,
+    SharedGemm,
     Sum,
     SumPackets,
 )
@@ -31,6 +33,7 @@ from tilescale.schedules.story import Counterexample, Place
 
 OPERAND, PRODUCT, PART, OTHER, ZERO = "operand", "product", "part", "other", "zero"
 CARRIED = "carried"
+PIECE = "piece"  # sums of a piece of a tile
 SECOND = "second"  # of the blocks of a mesh, those of b: bytes of all of them, rank after rank
 
 
@@ -160,6 +163,10 @@ class DataFlow(Following):
 
     def _step(self, rank: int, work: Work, call: int) -> Counterexample | None:
         step = work.step
+        if isinstance(step, Pieces):
+            for part in step.parts:
+                self._contents(part.rank, part.buffer, call).write(part.offset, part.end, Value(PIECE, 0, call))
+            return None
         if isinstance(step, Gemm):
             return self._gemm(rank, work, step, call)
         if isinstance(step, Contract):
@@ -254,9 +261,12 @@ class DataFlow(Following):
 
     def _gemm(self, rank: int, work: Work, step: Gemm, call: int) -> Counterexample | None:
         pieces, local = self._read(step.a, call), self._read(step.b, call)
-        for region, found in ((step.a, pieces), (step.b, local)):
+        left = [(part, self._read(part, call)) for part in (step.parts if isinstance(step, SharedGemm) else ())]
+        for region, found in ((step.a, pieces), (step.b, local), *left):
             if not _filled(found, region, call):
                 return self._unwritten(rank, work, region, call)
+        if any(value.kind != PIECE for _, found in left for _, _, value in found):
+            return self._refuse(rank, work, call, left[0][0], "must add sums of pieces of its tiles")
         if local[0][2].kind != OTHER:
             return self._refuse(rank, work, call, step.b, "must multiply by the local operand")
         row, out_row = self.goal.row_bytes, self.goal.product_row_bytes
@@ -393,7 +403,8 @@ def _say(value: Value, low: int, high: int) -> str:
     if value.kind == ZERO:
         return f"zeros of call {value.call}"
     what = {SECOND: "the blocks of b", OPERAND: "the operand", PRODUCT: "the product", PART: "the parts of the product",
-            CARRIED: "the sum on its way"}[value.kind]
+            CARRIED: "the sum on its way",
+            PIECE: "sums of pieces"}[value.kind]
     if value.ranks:
         what += f" of ranks {', '.join(map(str, value.ranks))}"
     if value.then:

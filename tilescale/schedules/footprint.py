@@ -22,18 +22,21 @@ from tilescale.schedules.plan import (
     MultimemReduce,
     MultimemStore,
     PacketStep,
+    Pieces,
     Plan,
     PutPackets,
     Ragged,
     Reduce,
     Region,
     Role,
+    SharedGemm,
     Signal,
     Step,
     Sum,
     SumPackets,
     Wait,
 )
+from tilescale.schedules.sharing import check_parts, check_shared, covering
 from tilescale.schedules.story import Counterexample, Place
 
 ITEM_SIZES = (1, 2, 4, 8)
@@ -66,6 +69,10 @@ def _accesses(step: Step) -> tuple[Access, ...]:
         return (*((src, False) for src in (*step.srcs, *step.extras)), (step.dst, True))
     if isinstance(step, Contract):  # a group stores tile by tile, as early as in its first step
         return ((step.a, False), (step.b, False), *(((step.out, True),) if step.first else ()))
+    if isinstance(step, Pieces):  # whole tiles are stored from here on
+        return ((step.a, False), (step.b, False), *((part, True) for part in covering(step.parts)), (step.out, True))
+    if isinstance(step, SharedGemm):
+        return tuple((src, False) for src in (step.a, step.b, *step.extras, *covering(step.parts)))
     if isinstance(step, Gemm):
         return (*((src, False) for src in (step.a, step.b, *step.extras)), (step.out, True))
     if isinstance(step, Ragged):
@@ -106,8 +113,10 @@ def describe(step: Step) -> str:
         told = (step.dst, *step.others) if isinstance(step, SumPackets) else (step.dst,)
         return (f"{type(step).__name__} of {', '.join(map(_region, step.srcs))} to {', '.join(map(_region, told))}"
                 f"{_then(step)}")
+    if isinstance(step, Pieces):
+        return f"Pieces {step.m}x{step.n}x{step.k} of {_region(step.a)} to {', '.join(map(_region, step.parts[:3]))}"
     if isinstance(step, Gemm):
-        return f"Gemm {step.m}x{step.n}x{step.k} of {_region(step.a)} to {_region(step.out)}{_then(step)}"
+        return f"{type(step).__name__} {step.m}x{step.n}x{step.k} of {_region(step.a)} to {_region(step.out)}{_then(step)}"
     if isinstance(step, Contract):
         place = "".join(word for word, there in ((", first", step.first), (", last", step.last)) if there)
         return f"Contract {step.m}x{step.n}x{step.k} of {_region(step.segment)} from {step.at}{place}"
@@ -251,7 +260,7 @@ def _check_launch(rank: int, launch: Launch, seen: set[str]) -> Counterexample |
                 f"a role has at least one block, a copy engine or library call exactly one; got {role.blocks}",
                 Place(rank, launch.name, role.name),
             )
-        problem = check_groups(role)
+        problem = check_groups(role) or check_shared(role, rank)
         if problem:
             return _refuse(*problem, Place(rank, launch.name, role.name))
     return None
@@ -273,6 +282,8 @@ def check_steps(plan: Plan) -> Counterexample | None:
         Clear: lambda plan, rank, step: None,
         Gemm: _check_gemm,
         Contract: check_contract,
+        Pieces: _check_pieces_of,
+        SharedGemm: lambda plan, rank, step: _check_gemm(plan, rank, step) or check_parts(plan, rank, step),
         Sum: _check_sum,
         MultimemStore: lambda plan, rank, step: _check_copy(plan, rank, step) or _check_multicast(plan, step, step.targets),
         MultimemReduce: _check_multimem_reduce,
@@ -434,6 +445,11 @@ def _check_wait(plan: Plan, rank: int, step: Wait) -> Problem | None:
     if not 0 <= step.counter < plan.counters or step.value < 1:
         return "structure", f"a wait wants at least 1 of one of {plan.counters} counters; got {step}"
     return None
+
+
+def _check_pieces_of(plan: Plan, rank: int, step: Pieces) -> Problem | None:
+    whole = Gemm(step.a, step.b, step.out, step.m, step.n, step.k)
+    return _check_gemm(plan, rank, whole) or check_parts(plan, rank, step)
 
 
 def _check_gemm(plan: Plan, rank: int, step: Gemm) -> Problem | None:

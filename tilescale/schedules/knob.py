@@ -129,11 +129,16 @@ def _algorithms(spec: Spec) -> tuple[Value, ...]:
 
 
 def _clusters(spec: Spec, chosen: Partial) -> bool:
-    return spec.local and _generated(spec, chosen) and not tile.small_m(spec)
+    return spec.local and _generated(spec, chosen) and not tile.small_m(spec) and not tile.mma_sync(spec)
 
 
 def _splits(spec: Spec, chosen: Partial) -> bool:
-    return spec.local and _generated(spec, chosen) and chosen["cluster_m"] == 1
+    return spec.local and _generated(spec, chosen) and chosen["cluster_m"] == 1 and not tile.mma_sync(spec)
+
+
+def _streamed(spec: Spec, chosen: Partial) -> bool:
+    """Whether tiles may be shared along the contraction without a cluster: many rows, multiplied where they are."""
+    return _clusters(spec, chosen) and chosen["split_k"] == 1
 
 
 def _tiles(moving: tuple[Value, ...], local: tuple[Value, ...], small: tuple[Value, ...]
@@ -152,6 +157,8 @@ def _columns(spec: Spec) -> tuple[Value, ...]:
     """Of one-byte operands a thread holds sums twice, so that tiles are narrower."""
     if not spec.local and tile.promotes(spec):
         return (128, 192)
+    if spec.local and tile.mma_sync(spec):
+        return WARP_COLUMNS
     return _tiles((128, 256), TILE_COLUMNS, (64, 128))(spec)
 
 
@@ -161,6 +168,7 @@ def _depths(spec: Spec) -> tuple[Value, ...]:
     return _tiles((one,), (one,), (128, 256, 512))(spec)
 
 
+WARP_COLUMNS: tuple[Value, ...] = (64, 96, 128, 192, 256)  # that warps of a tile share evenly
 TILE_COLUMNS: tuple[Value, ...] = (48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)
 KNOBS: tuple[Knob, ...] = (
     Knob("transport", ("peer_copy", "copy_engine", "tma", "multimem"), "peer_copy", _moves),
@@ -182,6 +190,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("split_k", (1, 2, 3, 4, 6, 8), 1, _splits),
     Knob("copy_scope", ("block", "warpgroup", "warp"), "block", _scoped),
     Knob("protocol", ("simple", "ll"), "simple", _by_packets),
+    Knob("stream_k", (0, 1, 2), 0, _streamed),
 )
 BY_NAME = {knob.name: knob for knob in KNOBS}
 

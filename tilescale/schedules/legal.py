@@ -10,10 +10,11 @@ from tilescale.schedules.algorithms import ALGORITHMS
 from tilescale.schedules.exchanges import exchange_of, exchanges
 from tilescale.schedules.geometry import gathers_everywhere
 from tilescale.schedules.grouped import grouped
-from tilescale.schedules.knob import BY_NAME
+from tilescale.schedules.knob import BY_NAME, WARP_COLUMNS
 from tilescale.schedules.plan import PACKET_BYTES
 from tilescale.schedules.ragged import ragged, ragged_geometry
 from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.streaming import stream
 from tilescale.schedules.sums import in_packets, summed, sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import contracts, in_blocks, in_whole_shards
@@ -27,6 +28,7 @@ ORDERS = ("peer_major", "chunk_major")
 SCOPES = ("block", "warpgroup", "warp")
 PROTOCOLS = ("simple", "ll")
 MAX_BLOCKS = 1 << 16
+MAX_WAVES = 2
 BLOCK_M = (8, 16, 32, 64, 128, 256)
 BLOCK_N = tuple(range(48, 257, 16))
 
@@ -47,13 +49,16 @@ def check(spec: object, schedule: object) -> None:
         raise ScheduleError("a schedule is a Schedule", type(schedule).__name__, "take one of tilescale.space(spec)")
     _check_names(schedule)
     for name, low in (("chunk_rows", 0), ("depth", 1), ("num_comm_blocks", 0), ("block_m", 0), ("block_n", 0),
-                      ("block_k", 0), ("num_stages", 0), ("raster_group", 0), ("cluster_m", 1), ("split_k", 1)):
+                      ("block_k", 0), ("num_stages", 0), ("raster_group", 0), ("cluster_m", 1), ("split_k", 1),
+                      ("stream_k", 0)):
         _check_number(schedule, name, low)
     _check_algorithm(known, schedule)
     if not known.local:
         _check_copying(schedule, _sends(known, schedule), not ragged(known) and not in_blocks(known))
     if known.operation.compute == "gemm":
         _check_product(schedule)
+        _check_warps(known, schedule)
+        _check_stream(known, schedule)
         _check_rows(known, schedule)
     if contracts(known):
         _check_contraction(known, schedule)
@@ -253,6 +258,39 @@ def _check_product(s: Schedule) -> None:
     if s.cluster_m > 1 and s.split_k > 1:
         raise ScheduleError("a cluster shares loads or a contraction", f"cluster_m={s.cluster_m}, split_k={s.split_k}",
                             "set one of them to 1")
+
+
+def _check_warps(spec: Spec, s: Schedule) -> None:
+    """What warps multiply by mma.sync: rows of one GPU's shards, tiles that four or eight warps share evenly."""
+    if s.compute == "library" or not tile.mma_sync(spec):
+        return
+    arch = spec.topology.gpu.arch
+    if contracts(spec) or in_blocks(spec):
+        raise ScheduleError("contractions that are gathered are multiplied by wgmma", f"{spec.label} on {arch}",
+                            "use compute='library' where it is allowed, or a GPU of sm_90a")
+    if s.block_m < tile.ROWS or s.block_n not in WARP_COLUMNS or s.block_k != tile.ROWS:
+        raise ScheduleError("warps share tiles of 64, 128 or 256 rows, "
+                            f"{', '.join(map(str, WARP_COLUMNS))} columns, and 64 of the contraction",
+                            f"{s.block_m}x{s.block_n}x{s.block_k}", "use one of these")
+    if s.cluster_m > 1 or s.split_k > 1 or s.stream_k:
+        raise ScheduleError("blocks share loads or a contraction where they multiply by wgmma",
+                            f"cluster_m={s.cluster_m}, split_k={s.split_k}, stream_k={s.stream_k} on {arch}",
+                            "leave them at 1, 1 and 0")
+
+
+def _check_stream(spec: Spec, s: Schedule) -> None:
+    """Tiles are shared along the contraction where each rank multiplies many rows that it holds."""
+    if s.stream_k == 0 or s.compute == "library":
+        return
+    if not spec.local or tile.small_m(spec):
+        raise ScheduleError("tiles are shared along the contraction where nothing is sent and rows are many", spec.label,
+                            "use stream_k=0")
+    if s.stream_k > MAX_WAVES or s.split_k > 1:
+        raise ScheduleError(f"at most {MAX_WAVES} waves of tiles are shared, by all blocks or by those of a cluster",
+                            f"stream_k={s.stream_k}, split_k={s.split_k}", "set stream_k=1 and split_k=1")
+    if not stream(spec, s).ranges:
+        raise ScheduleError("waves whose tiles are shared are not full", f"{spec.label}, stream_k={s.stream_k}",
+                            "use stream_k=0")
 
 
 def _check_rows(spec: Spec, s: Schedule) -> None:

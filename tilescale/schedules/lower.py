@@ -76,7 +76,8 @@ def lower(spec: Spec, schedule: Schedule) -> Plan:
 
 
 def _without_tiles(schedule: Schedule) -> Schedule:
-    return replace(schedule, block_m=0, block_n=0, block_k=0, num_stages=0, raster_group=0, copy_scope="block")
+    return replace(schedule, block_m=0, block_n=0, block_k=0, num_stages=0, raster_group=0, copy_scope="block",
+                   stream_k=0)
 
 
 def _sum_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:

@@ -243,6 +243,32 @@ class Contract:
 
 
 @dataclass(frozen=True)
+class Pieces:
+    """Of a product whose tiles the blocks of a role share along the contraction (stream-K): the sums of those pieces of
+    tiles that end a tile which another block has begun, left in `parts` in float32.
+
+    It begins a group that ends with the SharedGemm of the same product; between them every block signals and waits for all.
+    Blocks store the tiles that they take whole before they wait, so the stores of the group are counted from here on.
+    """
+
+    a: Region
+    b: Region
+    out: Region
+    m: int
+    n: int
+    k: int
+    parts: tuple[Region, ...]
+
+
+@dataclass(frozen=True)
+class SharedGemm(Gemm):
+    """The Gemm that ends a group of Pieces: whole tiles, and those that were begun, to which `parts` are added in a fixed
+    order, before epilogues and rounding."""
+
+    parts: tuple[Region, ...] = ()
+
+
+@dataclass(frozen=True)
 class Ragged:
     """A part of an operation whose sizes are known on the device alone; `task` is one of ragged.TASKS, which say what each
     reads and writes. Regions are what may be touched at most, in the order that the task fixes; blocks of the role share
@@ -276,7 +302,7 @@ class Grouped(Ragged):
 
 PacketStep = PutPackets | SumPackets | GetPackets
 Step = (Copy | Reduce | Clear | Signal | Wait | Gemm | Sum | Contract | Ragged | Grouped | MultimemStore | MultimemReduce
-        | PutPackets | SumPackets | GetPackets)
+        | Pieces | SharedGemm | PutPackets | SumPackets | GetPackets)
 
 
 @dataclass(frozen=True)

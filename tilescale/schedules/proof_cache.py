@@ -21,13 +21,14 @@ from tilescale.schedules.story import Stats
 Identity = tuple[object, ...]
 RECENT = 128  # plans
 
-# The files that decide what a proof means: a change of any of them makes all kept proofs void.
+# The files that decide what a proof means, all that verify.py imports of them: a change of any makes all kept proofs void.
 SOURCES = (
     "agents.py",
     "boxes.py",
     "contracting.py",
     "coverage.py",
     "dataflow.py",
+    "explain.py",
     "following.py",
     "footprint.py",
     "movement.py",
@@ -35,10 +36,12 @@ SOURCES = (
     "packets.py",
     "phases.py",
     "plan.py",
-    "protocol.py",
     "proof_cache.py",
+    "protocol.py",
     "races.py",
+    "ragged_flow.py",
     "residency.py",
+    "sharing.py",
     "story.py",
     "verify.py",
 )

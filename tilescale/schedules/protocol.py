@@ -22,6 +22,7 @@ from tilescale.schedules.plan import (
     Copy,
     Gemm,
     Grouped,
+    Pieces,
     Plan,
     Ragged,
     Reduce,
@@ -91,6 +92,7 @@ class _Units:
         self.local |= {step.local.buffer for step in contracts if step.gathered != BOTH}
         self.operand, self.row = goal.operand, goal.row_bytes
         rows = {b.name: goal.row_bytes for b in plan.buffers} | _product_rows(plan)
+        self.local |= {part.buffer for _, step in _steps(plan) if isinstance(step, Pieces) for part in step.parts}
         self.local |= {extra.buffer for extra in goal.extras if not extra.row_bytes}  # read whole: check_steps has seen it
         rows |= {extra.buffer: extra.row_bytes for extra in goal.extras if extra.row_bytes}
         grain = 0

@@ -19,6 +19,7 @@ from tilescale.schedules.plan import (
     Gemm,
     MultimemReduce,
     MultimemStore,
+    Pieces,
     Ragged,
     Reduce,
     Step,
@@ -67,7 +68,7 @@ def shared_by_bytes(step: Step) -> bool:
     if isinstance(step, Sum):
         rows = any(EPILOGUES[name].whole_rows for name in step.then)
         return step.dst.size == step.srcs[0].size and not step.carried and not rows
-    return not isinstance(step, Gemm | Contract | Ragged)
+    return not isinstance(step, Gemm | Contract | Ragged | Pieces)
 
 
 def footprints(model: Model) -> Memory:

@@ -9,7 +9,7 @@ from typing import Any
 from tilescale import canon
 from tilescale.errors import ScheduleError, nearest
 
-_LATER = {"cluster_m": 1, "split_k": 1, "copy_scope": "block", "protocol": "simple"}
+_LATER = {"cluster_m": 1, "split_k": 1, "copy_scope": "block", "protocol": "simple", "stream_k": 0}
 
 
 @dataclass(frozen=True, order=True)
@@ -26,6 +26,7 @@ class Schedule:
     take together, sharing their loads of B. split_k: blocks of a cluster that share the contraction of a tile.
     copy_scope: who puts or gets neighbouring bytes together: the threads of a "block", a "warpgroup" or a "warp".
     protocol: "simple" (data, then a signal behind a fence) or "ll" (packets: data and the mark of the call in one store).
+    stream_k: last waves of tiles that all blocks share evenly along the contraction (stream-K); 0: none.
     """
 
     transport: str = "peer_copy"
@@ -46,6 +47,7 @@ class Schedule:
     split_k: int = 1
     copy_scope: str = "block"
     protocol: str = "simple"
+    stream_k: int = 0
 
     @cached_property
     def digest(self) -> str:
@@ -70,6 +72,7 @@ class Schedule:
             f"cluster{self.cluster_m}" if self.cluster_m > 1 else "", f"split{self.split_k}" if self.split_k > 1 else "",
             f"by_{self.copy_scope}" if self.copy_scope != "block" else "",
             self.protocol if self.protocol != "simple" else "",
+            f"stream{self.stream_k}" if self.stream_k else "",
         ) if v)
 
     def as_dict(self) -> dict[str, Any]:

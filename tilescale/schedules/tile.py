@@ -1,11 +1,12 @@
 """The tile of a generated product: who multiplies what, and what it takes of a block's registers and shared memory.
 
-codegen/include/tilescale/gemm.cuh and small_m.cuh lay shared memory out in the same way.
+codegen/include/tilescale/gemm.cuh, small_m.cuh and gemm_mma.cuh lay shared memory out in the same way.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import summed, sums
@@ -20,7 +21,7 @@ PROMOTED = 128         # elements of a contraction that one-byte operands sum up
 ROW_BYTES = 128        # of an operand in shared memory, along K
 BARRIER_BYTES = 8
 MAX_BUFFERS = 4
-WARPGROUP = 128
+WARPGROUP, WARP = 128, 32
 SMALL_M = (8, 16, 32, 64)
 
 
@@ -42,8 +43,24 @@ def product_dtype(spec: Spec) -> str:
     return summed(spec).element if sums(spec) else spec.output.dtype
 
 
+def mma_sync(spec: Spec) -> bool:
+    """Whether products are those of warps (mma.sync, behind cp.async): on GPUs before sm_90. Later ones have wgmma, or
+    none of ours."""
+    return spec.topology.gpu.arch.startswith("sm_8")
+
+
+def warp_grid(s: Schedule) -> tuple[int, int]:
+    """Warps along the rows and the columns of a tile, where each multiplies a part of its own: four, or eight of large
+    tiles."""
+    warps = 8 if s.block_m * s.block_n >= 128 * 128 else 4
+    along = 4 if s.block_m == 256 else 2
+    return along, warps // along
+
+
 def small_m(spec: Spec) -> bool:
     """Whether few rows are multiplied, so that B is the operand that fills the tensor cores."""
+    if mma_sync(spec):
+        return False
     return spec.local and spec.inputs[0].local_shape(0, spec.world)[0] <= SMALL_M[-1] and spec.inputs[1].order == "col"
 
 
@@ -63,7 +80,9 @@ def consumers(spec: Spec, s: Schedule) -> int:
 
 
 def threads(spec: Spec, s: Schedule) -> int:
-    """A loading warpgroup, and those that multiply."""
+    """A loading warpgroup, and those that multiply; or warps that do both."""
+    if mma_sync(spec):
+        return WARP * prod(warp_grid(s))
     return WARPGROUP * (1 + consumers(spec, s))
 
 
@@ -82,6 +101,8 @@ def accumulators(spec: Spec, s: Schedule) -> int:
     """Results of a tile that a thread holds."""
     if small_m(spec):
         return s.block_m // 2
+    if mma_sync(spec):
+        return s.block_m * s.block_n // threads(spec, s)
     return max(1, s.block_m // ROWS // consumers(spec, s)) * s.block_n // 2
 
 
@@ -122,13 +143,15 @@ def staging(spec: Spec, s: Schedule) -> Staging:
         return Staging(s.block_n, 1, False, s.block_m * (s.block_n + 4) * 4)
     out, stored = ITEMSIZE[product_dtype(spec)], stored_columns(spec, s)
     columns = spec.inputs[1].local_shape(0, spec.world)[-1] * stored // s.block_n
+    warps = 4 * consumers(spec, s)
+    if mma_sync(spec):
+        warps, stored = prod(warp_grid(s)), stored // warp_grid(s)[1]
     if columns * out % 16:
         return Staging(stored, 1, False, 0)
-    warps = 4 * consumers(spec, s)
     width = next(size // out for size in (128, 64, 32) if stored % (size // out) == 0)
-    chunks = accumulators(spec, s) * 2 * stored // s.block_n // width
+    chunks = accumulators(spec, s) * 2 * stored_columns(spec, s) // s.block_n // width
     room = (spec.topology.gpu.smem_bytes - _fixed_bytes(spec, s)) // (warps * 16 * width * out)
-    buffers = max(1, min(chunks, MAX_BUFFERS, room))
+    buffers = 1 if mma_sync(spec) else max(1, min(chunks, MAX_BUFFERS, room))  # stores of threads are not waited for
     return Staging(width, buffers, True, warps * buffers * 16 * width * out)
 
 

@@ -24,7 +24,7 @@ Tile = tuple[int, ...]
 
 # Spaces up to this size are predicted whole; of larger ones, this many schedules beyond one a plan structure.
 EXACT = 1000
-_TILE = ("block_m", "block_n", "block_k", "num_stages", "raster_group", "cluster_m", "split_k")
+_TILE = ("block_m", "block_n", "block_k", "num_stages", "raster_group", "cluster_m", "split_k", "stream_k")
 
 
 def analytic(spec: Spec, schedule: Schedule) -> Estimate:

@@ -271,7 +271,7 @@ def _compile_ahead(runner: Runner, space: Space) -> None:
     kinds: dict[tuple[object, ...], Schedule] = {}
     for s in space:
         kinds.setdefault((s.transport, s.overlap, s.compute, s.block_m, s.block_n, s.block_k, s.num_stages, s.cluster_m,
-                          s.split_k, s.raster_group), s)
+                          s.split_k, s.stream_k, s.raster_group), s)
     if len(kinds) <= _PREFETCHED:  # of a space of many tiles, few are ever measured
         prefetch(space.spec, list(kinds.values()))
 

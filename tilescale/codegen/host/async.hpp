@@ -185,8 +185,37 @@ inline void advance_caller(Op* op) {
   finish_op(op);
 }
 
+inline bool copies_landed(const Fiber& fiber, u64 groups) {
+  for (u64 g = fiber.copies_base; g < groups; ++g)
+    if (fiber.copies[g - fiber.copies_base].flying) return false;
+  return true;
+}
+
+inline void read_copy(Op* op, const ThreadCopy& copy, u8* to) {
+  if (copy.bytes) read_global(log_of(op->call, op->place.rank, op->place.step), &op->place, copy.source, to, copy.bytes);
+}
+
+// All copies of a group of a thread: read together, and landed together later.
+inline void advance_thread_copies(Op* op) {
+  CopyGroup& group = op->issuer->copies[op->group - op->issuer->copies_base];
+  if (!op->was_read) {
+    op->data.assign(group.items.size() * 16, 0);
+    for (size_t i = 0; i < group.items.size(); ++i) read_copy(op, group.items[i], op->data.data() + i * 16);
+    op->was_read = true;
+    later(op, kLoadWrites);
+    return;
+  }
+  for (size_t i = 0; i < group.items.size(); ++i)
+    memcpy(reinterpret_cast<void*>(group.items[i].target), op->data.data() + i * 16, 16);
+  group.flying = false;
+  Fiber* issuer = op->issuer;
+  if (issuer->waits == kCopiesDone && copies_landed(*issuer, issuer->wanted)) wake(issuer);
+  finish_op(op);
+}
+
 void advance_op(Op* op) {
   switch (op->kind) {
+    case kThreadCopies: return advance_thread_copies(op);
     case kTensorLoad:
     case kBulkLoad: return advance_load(op);
     case kBulkStore:
@@ -311,6 +340,20 @@ void packet_load(U128* value, const U128* p) {
   read_global(machine->me->log, nullptr, reinterpret_cast<u64>(p), value, sizeof *value);
 }
 
+inline u64 unit_of(const Cta* block, u64 target) { return (target - reinterpret_cast<u64>(block->smem)) / 16; }
+
+// What a thread has waited for is no longer marked as arriving.
+void copy_async_wait(u32 youngest) {
+  Fiber* fiber = machine->me;
+  const u64 committed = fiber->copies_committed, groups = committed > youngest ? committed - youngest : 0;
+  while (!copies_landed(*fiber, groups)) block_fiber(kCopiesDone, groups, groups);
+  while (fiber->copies_base < groups) {
+    for (const ThreadCopy& copy : fiber->copies.front().items) --fiber->block->arriving[unit_of(fiber->block, copy.target)];
+    fiber->copies.pop_front();
+    ++fiber->copies_base;
+  }
+}
+
 void bulk_wait(u32 groups) { wait_groups(kBulkDone, groups); }
 void bulk_wait_read(u32 groups) { wait_groups(kBulkRead, groups); }
 
@@ -355,6 +398,42 @@ void packet_pause(const U128* p, u32 mark) {
     block_fiber(kCounter, reinterpret_cast<u64>(missing), mark);
   }
   fiber->expired = false;
+}
+
+void copy_async(void* smem, const void* global, u32 bytes) {
+  using namespace host;
+  const u64 target = reinterpret_cast<u64>(smem);
+  check_aligned(target, 16, "the shared address of a copy");
+  check_aligned(reinterpret_cast<u64>(global), 16, "the global address of a copy");
+  if (bytes != 0 && bytes != 16) fail(kUnsupported, here(), "a copy takes 16 bytes from memory, or none, not %u", bytes);
+  Fiber* fiber = machine->me;
+  Cta* block = fiber->block;
+  check_shared(block, here(), target, 16, "an asynchronous copy writes");
+  if (bytes) find_memory(reinterpret_cast<u64>(global), bytes, nullptr, "reads");
+  fiber->copies.resize(fiber->copies_committed - fiber->copies_base + 1);
+  if (block->arriving.empty()) block->arriving.resize(block->smem_size / 16 + 1);
+  ++block->arriving[unit_of(block, target)];
+  fiber->copies.back().items.push_back({reinterpret_cast<u64>(global), target, bytes});
+  if (machine->adversary != kEager) return;
+  u8 data[16] = {};
+  if (bytes) read_global(fiber->log, nullptr, reinterpret_cast<u64>(global), data, bytes);
+  memcpy(smem, data, 16);
+}
+
+// The copies of a group begin together.
+void copy_async_commit() {
+  using namespace host;
+  Fiber* fiber = machine->me;
+  const u64 group = fiber->copies_committed++;
+  fiber->copies.resize(fiber->copies_committed - fiber->copies_base);
+  if (fiber->copies.back().items.empty()) return;
+  if (machine->adversary != kEager) {
+    Op* op = new_op(kThreadCopies);
+    op->group = group;
+    fiber->copies.back().flying = true;
+    start_op(op, kLoadReads);
+  }
+  maybe_yield(16);
 }
 
 void fence_async_smem() {}

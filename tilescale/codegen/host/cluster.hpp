@@ -89,7 +89,8 @@ void multimem_red_add(void* p, const U128* value, u32 format) {
 
 // ---- mma.sync ------------------------------------------------------------------------------------------------------
 
-inline void multiply_warp(WarpProduct& warp) {
+// The instruction of row `at` and column `of`.
+inline void multiply_warp(WarpProduct& warp, u32 at, u32 of) {
   float a[16][16], b[16][8], c[16][8];
   auto pair = [&](u32 packed, float* first, float* second) {
     u8 raw[4];
@@ -98,33 +99,78 @@ inline void multiply_warp(WarpProduct& warp) {
   };
   for (u32 t = 0; t < 32; ++t) {
     const u32 g = t / 4, k = t % 4 * 2;
-    for (u32 i = 0; i < 4; ++i) pair(warp.a[t][i], &a[g + i % 2 * 8][k + i / 2 * 8], &a[g + i % 2 * 8][k + i / 2 * 8 + 1]);
-    for (u32 i = 0; i < 2; ++i) pair(warp.b[t][i], &b[k + i * 8][g], &b[k + i * 8 + 1][g]);
-    for (u32 i = 0; i < 4; ++i) c[g + i / 2 * 8][k + i % 2] = warp.d[t][i];
+    for (u32 i = 0; i < 4; ++i) pair(warp.a[t][at * 4 + i], &a[g + i % 2 * 8][k + i / 2 * 8], &a[g + i % 2 * 8][k + i / 2 * 8 + 1]);
+    for (u32 i = 0; i < 2; ++i) pair(warp.b[t][of * 2 + i], &b[k + i * 8][g], &b[k + i * 8 + 1][g]);
+    for (u32 i = 0; i < 4; ++i) c[g + i / 2 * 8][k + i % 2] = warp.d[t][(at * warp.columns + of) * 4 + i];
   }
   for (u32 row = 0; row < 16; ++row)
     for (u32 column = 0; column < 8; ++column)
       for (u32 k = 0; k < 16; ++k) c[row][column] += a[row][k] * b[k][column];
   for (u32 t = 0; t < 32; ++t)
-    for (u32 i = 0; i < 4; ++i) warp.d[t][i] = c[t / 4 + i / 2 * 8][t % 4 * 2 + i % 2];
+    for (u32 i = 0; i < 4; ++i) warp.d[t][(at * warp.columns + of) * 4 + i] = c[t / 4 + i / 2 * 8][t % 4 * 2 + i % 2];
 }
 
 // The threads of a warp come together; the last one multiplies for all.
-void mma(float* d, const u32* a, const u32* b, u32 format) {
+void mma(float* d, const u32* a, const u32* b, u32 format, u32 rows, u32 columns) {
   Fiber* fiber = machine->me;
   Cta* block = fiber->block;
   if (block->node->threads < fiber->thread / 32 * 32 + 32) fail(kCollective, here(), "mma.sync needs a whole warp of 32 threads");
   WarpProduct& warp = block->warps[fiber->thread / 32];
-  if (warp.arrived && warp.format != format) fail(kCollective, here(), "the threads of the warp multiply different types");
+  if (warp.arrived && (warp.format != format || warp.rows != rows || warp.columns != columns)) fail(kCollective, here(), "the threads of the warp multiply different types");
   const u32 lane = fiber->thread % 32;
-  warp.format = format;
+  warp.format = format, warp.rows = rows, warp.columns = columns;
   warp.d[lane] = d, warp.a[lane] = a, warp.b[lane] = b;
   if (++warp.arrived < 32) {
     warp.waiters.push_back(fiber);
     block_fiber(kWarp, fiber->thread / 32, 32);
     return;
   }
-  multiply_warp(warp);
+  for (u32 at = 0; at < rows; ++at)
+    for (u32 of = 0; of < columns; ++of) multiply_warp(warp, at, of);
+  warp.arrived = 0;
+  wake_all(warp.waiters);
+}
+
+// ---- ldmatrix ------------------------------------------------------------------------------------------------------
+
+inline void check_row(Cta* block, const void* row) {
+  const u64 address = reinterpret_cast<u64>(row);
+  check_aligned(address, 16, "the address of a row of a matrix");
+  check_shared(block, here(), address, 16, "ldmatrix reads");
+  const u64 unit = (address - reinterpret_cast<u64>(block->smem)) / 16;
+  if (unit < block->arriving.size() && block->arriving[unit])
+    fail(kUninitialised, here(), "ldmatrix reads shared memory that a copy fills, which its thread has not waited for");
+}
+
+inline void load_warp(WarpLoad& warp) {
+  for (u32 lane = 0; lane < 32; ++lane) {
+    for (u32 i = 0; i < 4 * warp.count; ++i) {
+      u16 found[2];
+      for (u32 e = 0; e < 2; ++e) {
+        const u32 row = warp.turned ? lane % 4 * 2 + e : lane / 4, column = warp.turned ? lane / 4 : lane % 4 * 2 + e;
+        memcpy(&found[e], warp.rows[i % 4 * 8 + row][i / 4] + column * 2, 2);
+      }
+      warp.r[lane][i] = found[0] | static_cast<u32>(found[1]) << 16;
+    }
+  }
+}
+
+void load_matrices(u32* r, const u8* const* rows, u32 count, bool turned) {
+  Fiber* fiber = machine->me;
+  Cta* block = fiber->block;
+  if (block->node->threads < fiber->thread / 32 * 32 + 32) fail(kCollective, here(), "ldmatrix needs a whole warp of 32 threads");
+  for (u32 i = 0; i < count; ++i) check_row(block, rows[i]);
+  WarpLoad& warp = block->warp_loads[fiber->thread / 32];
+  if (warp.arrived && (warp.turned != turned || warp.count != count)) fail(kCollective, here(), "the threads of the warp load different matrices");
+  const u32 lane = fiber->thread % 32;
+  warp.turned = turned, warp.count = count;
+  warp.r[lane] = r, warp.rows[lane] = rows;
+  if (++warp.arrived < 32) {
+    warp.waiters.push_back(fiber);
+    block_fiber(kWarp, fiber->thread / 32, 32);
+    return;
+  }
+  load_warp(warp);
   warp.arrived = 0;
   wake_all(warp.waiters);
 }

@@ -21,7 +21,8 @@ enum FaultKind : u32 {
   kDeadlock, kUnsupported
 };
 enum WaitKind : u32 {
-  kRuns, kCounter, kMbarrierPhase, kNamedBarrier, kBulkDone, kBulkRead, kTensorCore, kSpins, kNotStarted, kWarp, kClusterBarrier
+  kRuns, kCounter, kMbarrierPhase, kNamedBarrier, kBulkDone, kBulkRead, kTensorCore, kSpins, kNotStarted, kWarp, kClusterBarrier,
+  kCopiesDone
 };
 enum LogKind : u32 { kReads, kWrites, kSignals, kWaits };
 
@@ -56,6 +57,13 @@ struct Memory {
 struct Cta;
 struct Node;
 
+// A copy to shared memory by a thread: `bytes` of 16, the rest are zeros; and those that it waits for together.
+struct ThreadCopy { u64 source, target; u32 bytes; };
+struct CopyGroup {
+  std::vector<ThreadCopy> items;
+  bool flying = false;
+};
+
 struct BulkGroup { u32 reads = 0, writes = 0; };  // operations that still have to read shared memory, to finish
 
 struct Fiber {
@@ -70,6 +78,8 @@ struct Fiber {
   bool done = false, expired = false;
   std::vector<BulkGroup> bulk;  // groups that may be in flight, from number `bulk_base`; `bulk_committed` is the open one
   u64 bulk_base = 0, bulk_committed = 0;
+  std::deque<CopyGroup> copies;  // of this thread, from number `copies_base`; `copies_committed` is the open one
+  u64 copies_base = 0, copies_committed = 0;
   u64 wg_committed = 0;
   u32 wg_issued = 0;          // in the open group
   u32 polls = 0;              // since it last ran
@@ -109,10 +119,19 @@ struct Warpgroup {
 
 // One mma.sync of a warp, while its threads come together.
 struct WarpProduct {
-  u32 arrived = 0, format = 0;
+  u32 arrived = 0, format = 0, rows = 1, columns = 1;  // instructions along both
   float* d[32];
   const u32* a[32];
   const u32* b[32];
+  std::vector<Fiber*> waiters;
+};
+
+// One ldmatrix of a warp, while its threads come together.
+struct WarpLoad {
+  u32 arrived = 0, count = 0;
+  bool turned = false;
+  u32* r[32];
+  const u8* const* rows[32];
   std::vector<Fiber*> waiters;
 };
 
@@ -134,6 +153,8 @@ struct Cta {
   Node* node;
   std::shared_ptr<Cluster> cluster;
   std::vector<WarpProduct> warps;
+  std::vector<WarpLoad> warp_loads;
+  std::vector<u8> arriving;   // copies to each 16 bytes of shared memory that their thread has not waited for
   std::vector<WarpBarrier> warp_barriers;
   u32 index, live;
   u32 priority = 0;
@@ -148,7 +169,8 @@ struct Cta {
   std::vector<Warpgroup> warpgroups;
 };
 
-enum OpKind : u32 { kTensorLoad, kBulkLoad, kBulkStore, kTensorStore, kMultiply, kCopyNode, kGemmNode, kWriteNode, kReadNode, kPacketHalf };
+enum OpKind : u32 { kTensorLoad, kBulkLoad, kBulkStore, kTensorStore, kMultiply, kCopyNode, kGemmNode, kWriteNode, kReadNode,
+  kThreadCopies, kPacketHalf };
 
 // Queues of pending work, in the order in which the lazy adversary gives in.
 enum Queue : u32 { kLoadReads, kLoadWrites, kMultiplies, kStoreReads, kStoreWrites, kQueues };

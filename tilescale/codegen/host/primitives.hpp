@@ -69,6 +69,8 @@ void packet_half(u32* p, u32 data, u32 mark);
 void packet_load(U128* value, const U128* p);
 void bulk_wait(u32 groups);
 void bulk_wait_read(u32 groups);
+void copy_async_wait(u32 groups);
+void load_matrices(u32* r, const u8* const* rows, u32 count, bool turned);
 void wg_wait(u32 groups);
 void wgmma(float* d, u32 n, bool transpose_a, bool transpose_b, u32 format, Descriptor a, Descriptor b, bool add);
 void* cluster_at(const void* p, u32 rank, const char* what);
@@ -79,7 +81,7 @@ void tensor_store(const TensorMap* map, const void* smem, u32 dims, int x, int y
 void multimem_load_add(U128* value, const void* p, u32 format);
 void multimem_store(void* p, const U128* value);
 void multimem_red_add(void* p, const U128* value, u32 format);
-void mma(float* d, const u32* a, const u32* b, u32 format);
+void mma(float* d, const u32* a, const u32* b, u32 format, u32 rows, u32 columns);
 
 inline u16 round_bf16(float value) {
   u32 bits;
@@ -184,6 +186,12 @@ template <class T>
 inline void bulk_reduce_add(void* global, const void* smem, u32 bytes) {
   host::bulk_reduce_add(global, smem, bytes, T::kFormat);
 }
+void copy_async(void* smem, const void* global, u32 bytes);
+void copy_async_commit();
+template <int N>
+inline void copy_async_wait() {
+  host::copy_async_wait(N);
+}
 void fence_async_smem();
 void fence_async_global();
 
@@ -225,10 +233,22 @@ inline void multimem_red_add(void* p, U128 value) {
 }
 void multimem_signal_add(u32* p, u32 value);
 
-// mma.sync: a warp of 32 threads works together.
+// ldmatrix and mma.sync: a warp of 32 threads works together.
+template <int kCount>
+inline void load_matrices(u32 (&r)[kCount][4], const u8* const (&rows)[kCount]) {
+  host::load_matrices(r[0], rows, kCount, false);
+}
+template <int kCount>
+inline void load_matrices_turned(u32 (&r)[kCount][4], const u8* const (&rows)[kCount]) {
+  host::load_matrices(r[0], rows, kCount, true);
+}
+template <class T, int kRows, int kColumns>
+inline void mma_tile(float (&d)[kRows][kColumns * 4], const u32 (&a)[kRows][4], const u32 (&b)[kColumns / 2][4]) {
+  host::mma(d[0], a[0], b[0], T::kFormat, kRows, kColumns);
+}
 template <class T>
 inline void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  host::mma(d, a, b, T::kFormat);
+  host::mma(d, a, b, T::kFormat, 1, 1);
 }
 
 // The tensor core: a warpgroup of 128 threads works together.

@@ -112,6 +112,7 @@ inline Cta* start_block(Node* node) {
   block->live = node->threads;
   block->warpgroups.resize((node->threads + 127) / 128);
   block->warps.resize((node->threads + 31) / 32);
+  block->warp_loads.resize((node->threads + 31) / 32);
   block->warp_barriers.resize((node->threads + 31) / 32);
   block->mbarriers.reserve(32);
   if (m.order == 1) block->priority = m.rank_priority[node->rank] % Machine::kPriorities;

@@ -24,7 +24,7 @@ from tilescale.registry import Registry
 # Primitives, one instruction or idiom each: rules judge their users, by their names.
 PRIMITIVES = ("abi.cuh", "ptx.cuh", "mma.cuh")
 ENTRY = "execute"
-COMPARED = ("cluster_m", "split_k")  # constants that decide on a path by their value
+COMPARED = ("cluster_m", "split_k", "stream_k")  # constants that decide on a path by their value
 
 
 @dataclass(frozen=True)

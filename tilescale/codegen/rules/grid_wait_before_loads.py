@@ -6,7 +6,7 @@ from tilescale.codegen.rules import RULES, Rule
 from tilescale.codegen.rules._events import Event, Facts
 
 EARLY = "beside the kernel before"
-READS = {"load", "load_acquire", "bulk_load", "tma_load_2d", "tma_load_3d", "tma_load_2d_multicast",
+READS = {"load", "load_acquire", "load_relaxed", "bulk_load", "tma_load_2d", "tma_load_3d", "tma_load_2d_multicast",
          "tma_load_3d_multicast"}
 
 

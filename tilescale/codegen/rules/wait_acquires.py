@@ -17,9 +17,9 @@ def judge(facts: Facts, event: Event) -> tuple[Facts, str]:
         return facts - {LOOKED}, ""
     if event.name == "atomic_add":  # the failure is counted: the kernel drains
         return facts | {FAILED}, ""
-    if event.name == "sync":
+    if event.name in ("sync", "named_barrier"):  # of the whole block, or of those that go on behind the wait
         return facts - {ALONE}, ""
-    if event.name in ("load", "store") and ALONE in facts and not event.leader:
+    if event.name in ("load", "store", "copy_async") and ALONE in facts and not event.leader:
         return facts, "threads go on behind a wait of one thread without a block barrier"
     if event.name == "step_end" and event.kind == "kWait" and not facts & {LOOKED, FAILED}:
         return facts, "a wait ends without an acquire"

@@ -46,11 +46,13 @@ struct Step {
                       // sum: its first element in tensors of the shape of the output
   u64 target_offset;  // copy, sum: bytes into the slot; gemm: bytes into the output; loop: pitch of the target
   u64 size;        // copy, sum, reserve: bytes (of a part); gemm: index of the shard in A's tensor map; loop: of a row
-  u32 first_tile;  // gemm: number of tiles in the segments before this one
+  u32 first_tile;  // gemm: number of tiles in the segments before this one; where tiles are shared along the contraction
+                   // (gemm_stream.cuh), pointer slot of the sums that blocks leave for each other
   u32 peer;        // gemm: rank that holds the output; sum: SumForm
   // Packets (packets.cuh): id: of the first step; the others follow it. source, target: pointer slots of the operand and of
   // the output; counter, per_call: those of the parts and of the sums at rank 0, those at other ranks behind them; size:
   // bytes that go from one rank to another; rows: packets of these that a block takes.
+  // A gemm of warps (gemm_mma.cuh): source and size are the pointer slots of A and B, source_offset bytes into A.
   // A gemm that is a segment of a contraction (contract.cuh): counter is its shard in the map of what is sent, size that in the
   // map of the local operand, source_offset its first index in the shard, per_call how many there are, rows those of the
   // output, peer 1 in the first segment of a product, 2 in the last, 3 in an only one.

@@ -85,7 +85,7 @@ TS_DEV void contract_producer(const Call& call, const Maps& maps, const Block& m
   Ring<C::num_stages> ring;
   for (Segments rows = segments_from<C>(call, me, 0u); rows.from < rows.end; rows = segments_from<C>(call, me, rows.end)) {
     bool waits = true;
-    for_tiles<C>(call, step_of<C>(call, me, rows.end - 1), me, [&](TilePosition tile) {
+    for_tiles<C>(call, step_of<C>(call, me, rows.end - 1), me, [&](TilePosition tile, KRange range, const Stream& stream) {
       load_tile<C>(call, maps, me, rows, tile, waits, ring, smem, full, empty);
       waits = false;
     });
@@ -168,7 +168,7 @@ template <class C> TS_DEV void contract_consumer(const Call& call, const Maps& m
     if (step.kind != kGemm) continue;
     const OutRows out{call.at(step.target, step.target_offset), step.rows, call.args->n, 0u, 0u};
     step_begin(step.id);
-    for_tiles<C>(call, step, me, [&](TilePosition tile) {
+    for_tiles<C>(call, step, me, [&](TilePosition tile, KRange range, const Stream& stream) {
       float acc[kSubtiles][C::block_n / 2];
       contract_tile<C>(call, me, rows, acc, ring, smem, full, empty);
 #pragma unroll
@@ -210,6 +210,8 @@ template <class C> TS_DEV void contract_role(const Call& call, const Maps& maps,
 template <class C> TS_DEV void product_role(const Call& call, const Maps& maps, const Block& me, u8* smem) {
   if constexpr (Contracts<C>::value) {
     contract_role<C>(call, maps, me, smem);
+  } else if constexpr (WarpProducts<C>::value) {
+    mma_role<C>(call, me, smem);
   } else {
     gemm_role<C>(call, maps, me, smem);
   }

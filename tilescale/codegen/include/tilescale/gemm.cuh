@@ -17,8 +17,6 @@ template <class C> struct GemmLayout {
   static constexpr u32 staging_offset = C::num_stages * stage_bytes;
   static constexpr u32 barrier_offset = staging_offset + (C::store_staged ? consumers * 4 * Staging<C>::warp_bytes : 0u);
 };
-constexpr u32 kConsumersMeet = 1;  // a named barrier
-
 // Position in the ring of stages.
 template <int kStages> struct Ring {
   u32 stage = 0, parity = 0;
@@ -31,6 +29,7 @@ template <int kStages> struct Ring {
 };
 
 struct TilePosition { u32 m, n; };
+struct KRange { u32 from, to; };  // blocks of k
 
 // Tiles are walked in groups of `raster_group` rows of tiles, column by column, so that a wave shares B in L2.
 template <class C> TS_DEV TilePosition tile_position(u32 tile, u32 tiles_m, u32 tiles_n) {
@@ -41,28 +40,44 @@ template <class C> TS_DEV TilePosition tile_position(u32 tile, u32 tiles_m, u32 
   return {first_m + rest % group_m, rest / group_m};
 }
 
-// Calls `body(position)` for the tiles of a segment that are this block's: tiles (of a cluster: `cluster_m` rows of tiles)
-// are dealt round robin over the gang, counted on from the segments before, so that blocks stay evenly loaded.
+// The blocks of k that this block contracts of a tile.
+template <class C> TS_DEV KRange k_range(const Call& call) {
+  const u32 all = (call.args->k + C::block_k - 1) / C::block_k;
+  if constexpr (C::split_k == 1) return {0, all};
+  const u32 part = cluster_rank();
+  return {all * part / C::split_k, all * (part + 1) / C::split_k};
+}
+
+// Tiles of a segment; of a cluster of rows of tiles, those that its blocks take together count as one.
+template <class C> TS_DEV u32 tiles_of(const Call& call, const Step& step) {
+  const u32 tiles_m = (step.rows + C::block_m * C::cluster_m - 1) / (C::block_m * C::cluster_m);
+  return tiles_m * ((call.args->n + C::block_n - 1) / C::block_n);
+}
+
+// Calls `body(position, range, stream)` for the tiles of a segment that are this block's: tiles (of a cluster: `cluster_m` rows of
+// tiles) are dealt round robin over the gang, counted on from the segments before, so that blocks stay evenly loaded; those
+// that are shared along the contraction are dealt in pieces.
 template <class C, class Body> TS_DEV void for_tiles(const Call& call, const Step& step, const Block& me, Body body) {
   constexpr u32 kCluster = GemmLayout<C>::cluster;
   const u32 tiles_m = (step.rows + C::block_m * C::cluster_m - 1) / (C::block_m * C::cluster_m);
   const u32 tiles_n = (call.args->n + C::block_n - 1) / C::block_n;
   const u32 gang = me.gang / kCluster;
   const u32 above = C::cluster_m > 1 ? cluster_rank() : 0u;
+  if constexpr (Streams<C>::value) {
+    Stream stream = stream_of<C>(call, me, tiles_m * tiles_n);
+    for (StreamPiece piece; stream.take_piece(piece);) {
+      TilePosition tile = tile_position<C>(piece.tile, tiles_m, tiles_n);
+      tile.m = tile.m * C::cluster_m + above;
+      body(tile, KRange{piece.from, piece.to}, stream);
+    }
+    return;
+  }
+  const KRange range = k_range<C>(call);
   for (u32 t = (me.index / kCluster + gang - step.first_tile % gang) % gang; t < tiles_m * tiles_n; t += gang) {
     TilePosition tile = tile_position<C>(t, tiles_m, tiles_n);
     tile.m = tile.m * C::cluster_m + above;
-    body(tile);
+    body(tile, range, Stream{});
   }
-}
-
-// The blocks of k that this block contracts.
-struct KRange { u32 from, to; };
-template <class C> TS_DEV KRange k_range(const Call& call) {
-  const u32 all = (call.args->k + C::block_k - 1) / C::block_k;
-  if constexpr (C::split_k == 1) return {0, all};
-  const u32 part = cluster_rank();
-  return {all * part / C::split_k, all * (part + 1) / C::split_k};
 }
 
 // B of a stage: in a cluster of rows of tiles, each block loads its share for all of them.
@@ -106,7 +121,6 @@ TS_DEV void load_stage(const Maps& maps, const TensorMap* map_a, u8* stage, u64*
 // Signals are the consumers'; this thread runs ahead of them.
 template <class C> TS_DEV void gemm_producer(const Call& call, const Maps& maps, const Block& me, u8* smem, u64* full, u64* empty) {
   Ring<C::num_stages> ring;
-  const KRange range = k_range<C>(call);
   if constexpr (C::solo) grid_wait();
   for (u32 i = 0; i < me.num_steps; ++i) {
     const Step step = step_of<C>(call, me, i);
@@ -118,7 +132,8 @@ template <class C> TS_DEV void gemm_producer(const Call& call, const Maps& maps,
       if constexpr (Multicast<C>::value) fence_alias();
     } else if (step.kind == kGemm) {
       const TensorMap* map_a = &maps.a[step.source + (step.value == 2u ? call.calls & 1u : 0u)];
-      for_tiles<C>(call, step, me, [&](TilePosition tile) {
+      for_tiles<C>(call, step, me, [&](TilePosition tile, KRange range, const Stream& stream) {
+        if constexpr (Streams<C>::value) step_begin(range.from > 0u ? step.id : step.id + kSharedStep);
         for (u32 k = range.from; k < range.to; ++k) {
           barrier_wait(call, step, &empty[ring.stage], ring.parity ^ 1u);
           load_stage<C>(maps, map_a, smem + ring.stage * GemmLayout<C>::stage_bytes, &full[ring.stage], k * C::block_k,
@@ -288,7 +303,6 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps,
   Ring<C::num_stages> ring;
   typedef typename StoredAs<C>::type Stored;
   Staging<Stored> staging{smem + GemmLayout<C>::staging_offset + (thread() / 32 - 4) * Staging<C>::warp_bytes};
-  const KRange range = k_range<C>(call);
   [[maybe_unused]] StoreLink<C> link;
   if constexpr (C::solo && ReadsBeside<C>::value) grid_wait();
   bool signalled = false;
@@ -309,7 +323,12 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps,
                         step.counter + version};
       const Results results{&call, step.target_offset / BytesOf<typename C::Out>::value, call.args->n};
       [[maybe_unused]] const Scaling<C> scaling(call, step);
-      for_tiles<C>(call, step, me, [&](TilePosition tile) {
+      [[maybe_unused]] bool joined = false;
+      if constexpr (Streams<C>::value) {
+        if (!stream_of<C>(call, me, tiles_of<C>(call, step)).leaves()) tell_left<C>(call, step, kMultiply);
+      }
+      for_tiles<C>(call, step, me, [&](TilePosition tile, KRange range, const Stream& stream) {
+        if constexpr (Streams<C>::value) step_begin(range.from > 0u ? step.id : step.id + kSharedStep);
         float acc[kSubtiles][C::block_n / 2];
         if constexpr (Operands<C>::promotes) {
           multiply_tile_promoted<C>(call, step, acc, ring, smem, full, empty, range, scaling, tile);
@@ -320,6 +339,23 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps,
           }
         } else {
           multiply_tile<C>(call, step, acc, ring, smem, full, empty, range);
+        }
+        if constexpr (Streams<C>::value) {
+#pragma unroll
+          for (int s = 0; s < kSubtiles; ++s) keep_sums(acc[s]);
+          if (range.from > 0u) {
+            leave_part<C>(call, step, stream.unit, acc);
+            tell_left<C>(call, step, kMultiply);
+            return;
+          }
+          if (range.to < stream.steps) {
+            wait_left<C>(call, step, kMultiply);
+            joined = true;
+            step_begin(step.id + kSharedStep);
+            join_parts<C>(call, step, stream, acc);
+          }
+#pragma unroll
+          for (int s = 0; s < kSubtiles; ++s) keep_sums(acc[s]);
         }
         if constexpr (C::link_clock) link.next(call, step, tile, warpgroup);
         if constexpr (C::splits) {
@@ -340,6 +376,9 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps,
           }
         }
       });
+      if constexpr (Streams<C>::value) {
+        if (!joined) wait_left<C>(call, step, GemmLayout<C>::consumers * 128);  // so that the plan says what each block does
+      }
     }
     signalled = step.kind == kSignal;
     step_end();
@@ -347,8 +386,17 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps,
   bulk_wait<0>();
 }
 
+// Blocks that wait for each other count calls, which they know once the kernel before has ended.
+template <class C> TS_DEV Call begun(const Call& call) {
+  if constexpr (Streams<C>::value) {
+    grid_wait();
+    return Call{call.args, load_relaxed(&call.args->state->calls)};
+  }
+  return call;
+}
+
 // Registers move from the loading to the multiplying warpgroups: 384 threads start at 168 each, 256 at 255.
-template <class C> TS_DEV void gemm_role(const Call& call, const Maps& maps, const Block& me, u8* smem) {
+template <class C> TS_DEV void gemm_role(const Call& given, const Maps& maps, const Block& me, u8* smem) {
   constexpr int kConsumers = GemmLayout<C>::consumers;
   u64* full = (u64*)(smem + GemmLayout<C>::barrier_offset);
   u64* empty = full + C::num_stages;
@@ -362,7 +410,8 @@ template <class C> TS_DEV void gemm_role(const Call& call, const Maps& maps, con
     }
     mb_fence_init();
   }
-  sync();
+  const Call call = begun<C>(given);
+  sync();  // behind it a block may end, and the last one to end counts the call: all have read it
   if constexpr (C::cluster_m > 1) cluster_sync();
   if (thread() < 128) {
     if constexpr (kConsumers == 2) reg_dec<40>();

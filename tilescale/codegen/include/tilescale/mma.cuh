@@ -138,6 +138,22 @@ template <int N, bool kTransposeB, class T> TS_DEV void wgmma_turned(float (&d)[
   Wgmma<N, kTransposeB, T>::run_turned(d, a, b, add);
 }
 
+// Four 8 x 8 matrices of 16-bit elements from shared memory, by a warp, `kCount` times: lane l gives the address of row l % 8
+// of matrix l / 8, 16 bytes. Register i of a lane holds two elements of matrix i: columns lane % 4 * 2 (and one more) of row
+// lane / 4; turned: rows lane % 4 * 2 (and one more) of column lane / 4.
+template <int kCount> TS_DEV void load_matrices(u32 (&r)[kCount][4], const u8* const (&rows)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[i][0]), "=r"(r[i][1]), "=r"(r[i][2]), "=r"(r[i][3]) : "r"(shared_address(rows[i])) : "memory");
+}
+template <int kCount> TS_DEV void load_matrices_turned(u32 (&r)[kCount][4], const u8* const (&rows)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[i][0]), "=r"(r[i][1]), "=r"(r[i][2]), "=r"(r[i][3]) : "r"(shared_address(rows[i])) : "memory");
+}
+
 // d (16 x 8) += a (16 x 16, row-major) b (16 x 8, column-major), by a warp, on any architecture from sm_80. With
 // g = lane / 4 and c = lane % 4 * 2: a holds rows g, g + 8, g, g + 8 and columns c, c, c + 8, c + 8 (and one more each);
 // b rows c, c + 8 (and one more) of column g; d rows g, g, g + 8, g + 8 and columns c, c + 1, c, c + 1.
@@ -150,6 +166,22 @@ template <class T> TS_DEV void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], co
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
+}
+
+// The same for kRows times kColumns of them: rows of 16, and pairs of columns of 8, whose b are two registers each.
+template <class T, int kRows, int kColumns>
+TS_DEV void mma_tile(float (&d)[kRows][kColumns * 4], const u32 (&a)[kRows][4], const u32 (&b)[kColumns / 2][4]) {
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      float sums[4] = {d[i][4 * j], d[i][4 * j + 1], d[i][4 * j + 2], d[i][4 * j + 3]};
+      const u32 column[2] = {b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]};
+      mma_m16n8k16<T>(sums, a[i], column);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) d[i][4 * j + e] = sums[e];
+    }
   }
 }
 

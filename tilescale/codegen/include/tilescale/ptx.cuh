@@ -179,6 +179,14 @@ template <> TS_DEV void bulk_reduce_add<Fp16>(void* global, const void* smem, u3
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.noftz.f16 [%0], [%1], %2;"
                ::"l"(global), "r"(shared_address(smem)), "r"(bytes) : "memory");
 }
+// 16 bytes by each thread that calls it, on any architecture from sm_80: `bytes` of them (0 or 16) come from memory, the rest
+// are zeros. A thread waits for its own copies; others see them behind a barrier.
+TS_DEV void copy_async(void* smem, const void* global, u32 bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(smem)), "l"(global), "r"(bytes) : "memory");
+}
+TS_DEV void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// All but the N youngest groups of this thread have landed.
+template <int N> TS_DEV void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 TS_DEV void fence_async_smem() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 TS_DEV void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
