@@ -148,6 +148,7 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "dispatch beside products": (routed("dispatch_gemm", 3), replace(EXPERTS, overlap="fused")),
     "dispatch in groups beside products": (routed("dispatch_gemm", 3), replace(EXPERTS, overlap="fused", depth=2)),
     "products before combine": (routed("gemm_combine", 3), EXPERTS),
+    "products beside combine": (routed("gemm_combine", 3), replace(EXPERTS, overlap="fused", depth=2)),
     "uneven copies": (all_gather((200, 24), 3), COPY),
     "uneven copies pulled": (all_gather((200, 24), 3), replace(COPY, direction="pull")),
     "copies of an empty shard": (all_gather((4, 24), 3), replace(COPY, **PLAIN)),

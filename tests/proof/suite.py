@@ -204,6 +204,8 @@ RUNS |= {
     "experts beside": (routed("dispatch_gemm", 2, **_EXPERTS),  # type: ignore[arg-type]
                        replace(EXPERTS, overlap="fused", depth=2)),
     "products of experts back": (routed("gemm_combine", 2, **_EXPERTS), EXPERTS),  # type: ignore[arg-type]
+    "products go back beside": (routed("gemm_combine", 2, **_EXPERTS),  # type: ignore[arg-type]
+                                replace(EXPERTS, overlap="fused", depth=2)),
 }
 RUNS["signals"] = (between_two(), Schedule(
     compute="generated", block_m=128, block_n=256, block_k=64, num_stages=3, raster_group=4))

@@ -60,7 +60,7 @@ LOST: dict[str, str] = {
     "lost task": (
         "route_step|total_step|send_step|place_step|tally_step|return_step|weigh_step|ragged_step|add_warps|begin_rows|"
         "find_rows|move_row|place_row|weigh_token|add_weighted|tell_failed|arrange_step|send_group_step|place_group_step|"
-        "read_heads|group_step|tell_group"
+        "read_heads|group_step|tell_group|return_group_step"
     ),
     "lost setting up": "mb_init",
     "lost end of a call": "finish",
@@ -86,6 +86,7 @@ HARMLESS: dict[tuple[str, str], str] = {
     ("lost block barrier", "copy_role: warp_sync()"): "lanes that do nothing but wait for it; a warp begins together",
     **{("lost block barrier", f"{name}: warp_sync()"): "threads of the emulator arrive one by one"
        for name in ("put_all", "sum_dealt")},
+    ("lost block barrier", "grouped_producer: warp_sync()"): "it keeps lanes from polling while one loads, no more",
     ("lost block barrier", "moe_role: sync()"): (
         "at the end: all threads have met before, so they have read the epoch; behind waits: none fails in these runs"
     ),
@@ -226,6 +227,8 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "": ("dispatch", "combine pulled")},
     "grouped.cuh": {
         **dict.fromkeys(("tell_group", "for_group_tiles"), ("experts beside", "products of experts back")),
+        "return_group_step": ("products go back beside",),
+        "grouped_consumer": ("experts beside", "products go back beside"),
         "": ("experts beside", "experts behind")},
     "carry.cuh": {"": ("carried", "carried odd")},
     "sum.cuh": {"": _SUMS},

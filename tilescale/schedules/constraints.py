@@ -23,7 +23,6 @@ from tilescale.schedules.sums import WINDOW_BYTES, geometry_of, norm_bytes, summ
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import contraction_inner, contracts, gathered_operand, in_blocks, in_whole_shards
 from tilescale.spec.op import Spec
-from tilescale.spec.ops._moe import combines
 from tilescale.spec.scales import BLOCK
 
 MAX_CHUNKS = 64
@@ -384,8 +383,6 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: not ragged(spec) or s.direction == "push" or _ragged(spec, s).pullable),
     Constraint("grouped_pushes", "tokens that experts multiply are pushed, group by group",
                lambda spec, s: not grouped(spec) or s.direction == "push"),
-    Constraint("products_before_combine", "products of experts are complete before they go back",
-               lambda spec, s: not (grouped(spec) and combines(spec)) or s.overlap == "none"),
     Constraint("grouped_generated", "libraries multiply matrices whose sizes the host knows: products of experts are "
                "generated", lambda spec, s: not grouped(spec) or s.compute == "generated"),
     Constraint("ragged_shared_memory", "the numbers of experts fit the shared memory of a block",

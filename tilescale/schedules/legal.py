@@ -20,7 +20,6 @@ from tilescale.schedules.sums import sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import contracts, in_blocks, in_whole_shards
 from tilescale.spec.op import Spec
-from tilescale.spec.ops._moe import combines
 from tilescale.spec.scales import BLOCK
 
 DIRECTIONS = ("push", "pull")
@@ -180,9 +179,6 @@ def _check_grouped(spec: Spec, s: Schedule) -> None:
         raise ScheduleError("what experts multiply is pushed, and multiplied by a generated kernel",
                             f"{spec.op}, direction={s.direction!r}, compute={s.compute!r}",
                             "use direction='push', compute='generated'")
-    if combines(spec) and s.overlap != "none":
-        raise ScheduleError("products of experts are complete before they go back", f"{spec.op}, overlap={s.overlap!r}",
-                            "use overlap='none'")
     local = ragged_geometry(spec, "push", 1).local
     if local % s.depth:
         raise ScheduleError("experts of a rank are cut into equal groups", f"depth={s.depth}, {local} experts a rank",
