@@ -36,7 +36,8 @@ from tilescale.spec.declaration import Spec
 BEFORE = "4xA100-NVLink"  # a machine of sm_80
 RANKS = 2  # kernels of more differ in how many parts a sum has
 LOCAL_ROWS, LAYERS = (1, 16, 64, 512, 8192), 3  # every third of them
-SHAPING = ("transport", "direction", "algorithm", "overlap", "block_m", "block_n", "num_stages")  # what kernels differ by
+# What kernels differ by.
+SHAPING = ("transport", "direction", "algorithm", "overlap", "protocol", "block_m", "block_n", "num_stages")
 
 
 def workloads() -> Iterator[Spec]:
@@ -53,8 +54,9 @@ def workloads() -> Iterator[Spec]:
     yield products.declare(LOCAL_ROWS[-1], next(iter(products.layers())), before.with_ranks(1))
     yield beside.all_reduce_small([RANKS]).rows[-1].spec
     shared = ts.Topology.shared_gpu(RANKS)
-    yield ts.redistribute(ts.Tensor((4096, 8192), "bfloat16", ts.FullRow), to=ts.Replicate, topology=shared)
-    yield ts.redistribute(ts.Tensor((4096, 8192), "bfloat16", ts.Partial), to=ts.FullRow, topology=shared)
+    for rows in (4096, 32):
+        yield ts.redistribute(ts.Tensor((rows, 8192), "bfloat16", ts.FullRow), to=ts.Replicate, topology=shared)
+        yield ts.redistribute(ts.Tensor((rows, 8192), "bfloat16", ts.Partial), to=ts.FullRow, topology=shared)
 
 
 def first(spec: Spec, each: int) -> tuple[Schedule, ...]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support import reduction
+from support import all_gather, reduction
 
 from tilescale import canon
 from tilescale.codegen.cache import Binary
@@ -24,9 +24,11 @@ from tilescale.schedules.lower import lower
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
 from tilescale.spec.topology import Topology
+from tilescale.spec.views import FullRow
 
 LL = Schedule(algorithm="one_shot", compute="generated", num_comm_blocks=2, protocol="ll")
 TWO = replace(LL, algorithm="two_shot")
+DIRECT = replace(LL, algorithm="direct")
 ADVERSARIES = ("lazy", "random", "eager")
 
 
@@ -47,6 +49,33 @@ def test_sums_are_right_and_conform(ranks: int, adversary: str) -> None:
 def test_two_shots_are_right_and_conform(ranks: int, adversary: str) -> None:
     for seed, blocks in enumerate((2, 4)):
         emulation = emulate(summed((4, 1032 * ranks), ranks), replace(TWO, num_comm_blocks=blocks), seed, adversary)
+        assert emulation.ok, emulation.report
+
+
+@pytest.mark.parametrize("adversary", ADVERSARIES)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_gathers_and_sums_of_owners_are_right_and_conform(ranks: int, adversary: str) -> None:
+    on = Topology.shared_gpu(ranks)
+    for seed, spec in enumerate((all_gather((4 * ranks, 1032), ranks, on=on),
+                                 reduction((4 * ranks, 1032), ranks, to=FullRow, on=on))):
+        emulation = emulate(spec, DIRECT, seed, adversary)
+        assert emulation.ok, emulation.report
+
+
+OF_OWNERS: dict[str, Spec] = {
+    "bytes": all_gather((6, 40), 3, dtype="int8", on=Topology.shared_gpu(3)),
+    "fewer packets than blocks": all_gather((3, 4), 3, on=Topology.shared_gpu(3)),
+    "many ranks": all_gather((20, 12), 10, on=Topology.shared_gpu(10)),
+    "in place": all_gather((4, 8), 2, inputs="symmetric", on=Topology.shared_gpu(2)),
+    "floats": summed((6, 34), 3, dtype="float32", to=FullRow), "sums of many ranks": summed((20, 12), 10, to=FullRow),
+    "then bias and addend": summed((6, 20), 3, to=FullRow, then=("bias", "accumulate")),
+}
+
+
+@pytest.mark.parametrize("name", OF_OWNERS)
+def test_types_and_sizes_of_gathers_and_sums_of_owners(name: str) -> None:
+    for seed, adversary in enumerate(ADVERSARIES):
+        emulation = emulate(OF_OWNERS[name], DIRECT, seed + len(name), adversary)
         assert emulation.ok, emulation.report
 
 
@@ -84,8 +113,9 @@ def test_types_sizes_and_epilogues(name: str) -> None:
 def test_more_calls_late_ranks_and_an_epoch_that_wraps(first_call: int) -> None:
     for late, adversary in enumerate(ADVERSARIES):
         conditions = Conditions(calls=5, first_call=first_call, late_rank=late)
-        for schedule in (LL, TWO):
-            emulation = emulate(summed((3, 260), 3), schedule, first_call % 7 + late, adversary, conditions=conditions)
+        for spec, schedule in ((summed((3, 260), 3), LL), (summed((3, 260), 3), TWO),
+                               (all_gather((6, 260), 3, on=Topology.shared_gpu(3)), DIRECT)):
+            emulation = emulate(spec, schedule, first_call % 7 + late, adversary, conditions=conditions)
             assert emulation.ok, emulation.report
 
 
@@ -100,9 +130,13 @@ def test_kernels_compile_without_spills_and_break_no_rule(tmp_path: Path) -> Non
     specs = [reduction((4, 4096), topology.ranks, on=topology, dtype=dtype, then=then) for topology in on
              for dtype in ("bfloat16", "float32") for then in ((), ("bias",))]
     kernels = [kernel for spec in specs for schedule in (LL, TWO) for kernel in emit(spec, schedule).kernels]
+    kernels += [kernel for topology in on for spec in (
+        all_gather((8, 4096), topology.ranks, on=topology), reduction((8, 4096), topology.ranks, to=FullRow, on=topology))
+        for kernel in emit(spec, DIRECT).kernels]
     assert {kernel.entry for kernel in kernels} == {"tilescale_packets"}
     assert check_kernels(kernels) == ()
-    assert ["link_clock = true" in kernel.text for kernel in kernels] == [False] * 16 + [True] * 8
+    assert ["link_clock = true" in kernel.text for kernel in kernels] == [
+        *[False] * 16, *[True] * 8, *[False] * 4, *[True] * 2]
     with Compiler(1, cache_dir=tmp_path) as compiler:
         made = compiler.compile([Source(kernel.text, kernel.entry, kernel.arch) for kernel in kernels])
     for kernel, binary in zip(kernels, made, strict=True):
@@ -141,7 +175,7 @@ def test_steps_that_a_row_cannot_say_are_refused() -> None:
     put, total = launch.roles[0].steps
     for steps in ((put,), (total, put), (replace(put, others=()), total), (put, replace(total, others=put.targets))):
         other = replace(launch, roles=(replace(launch.roles[0], steps=steps),))
-        with pytest.raises(PlanError, match="goes from every rank to every other, and adds up one part of each"):
+        with pytest.raises(PlanError, match="goes from every rank to every other, for one sum or gather on each"):
             emit(spec, LL, replace(plan, ranks=((other,), *plan.ranks[1:])))
 
 

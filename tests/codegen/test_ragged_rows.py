@@ -103,7 +103,8 @@ def test_kernel_texts_are_as_committed(golden: Callable[[str, str], None]) -> No
 
 
 def test_kernels_of_products_before_a_combine_are_as_committed(golden: Callable[[str, str], None]) -> None:
-    kernels = emit(routed("gemm_combine", 4), EXPERTS).kernels
+    spec = routed("gemm_combine", 4)
+    kernels = (*emit(spec, EXPERTS).kernels, *emit(spec, replace(EXPERTS, overlap="fused", depth=2)).kernels)
     golden("experts_back.cu", "\n".join(f"// {kernel.entry} for {kernel.arch}\n{kernel.text}" for kernel in kernels))
     assert check_kernels(kernels) == ()
 

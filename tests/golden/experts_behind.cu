@@ -74,6 +74,7 @@ struct Config {
   static constexpr int moe_pad = 128;
   using Element = ts::Bf16;
   using Out = ts::Bf16;
+  using Part = ts::Bf16;
 };
 
 TILESCALE_KERNEL(tilescale_grouped, Config)

@@ -18,7 +18,9 @@ struct Config {
   static constexpr int window_rows = 0;
   static constexpr bool link_clock = true;
   static constexpr bool packets = true;
-  static constexpr bool two_shots = false;
+  static constexpr bool gathers = false;
+  static constexpr bool deals = false;
+  static constexpr bool hands_out = false;
   using Part = ts::Bf16;
   using Out = ts::Bf16;
 };

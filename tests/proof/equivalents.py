@@ -53,6 +53,9 @@ def plan_reason(name: str, plan: Plan, mutant: Mutant) -> str:
         return "the bytes added are right, and nothing else touches where they go"
     if mutant.kind == "ragged step before the one it needs" and isinstance(step, Ragged) and step.task == "route":
         return "the entries are numbered from the indices alone, before or behind the counts that a combine is given"
+    if mutant.kind == "ragged step before the one it needs" and isinstance(step, Grouped) \
+            and step.task == "return_group" and step.group < step.groups - 1:
+        return "peers are told of the last group alone, so it does not matter whose products of one before go first"
     if mutant.kind == "zeros never made" and any(isinstance(s, Grouped) for *_, s in plan.steps_of(0)):
         return "rows that nobody has written are multiplied beside those of an expert, and never stored"
     if mutant.kind == "signal before its data" and isinstance(step, Signal):

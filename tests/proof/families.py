@@ -111,6 +111,8 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "all_reduce symmetric": (_sum(inputs="symmetric"), replace(COPY, direction="pull", **ONE_SHOT, **PLAIN)),
     "all_reduce in packets": (_sum(), replace(COPY, protocol="ll", **ONE_SHOT, **PLAIN)),
     "all_reduce in packets twice": (_sum(), replace(COPY, protocol="ll", **TWO_SHOT, **PLAIN)),
+    "all_gather in packets": (_gather(), replace(COPY, protocol="ll", **PLAIN)),
+    "reduce_scatter in packets": (_sum(FullRow), replace(COPY, protocol="ll", **PLAIN)),
     "all_reduce in packets, then bias": (
         reduction((96, 24), 3, then=("bias", "accumulate")), replace(COPY, protocol="ll", **ONE_SHOT, **PLAIN)),
     "all_reduce copy engine": (_sum(), replace(COPY, **TWO_SHOT, **ENGINE)),
@@ -147,6 +149,7 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "dispatch beside products": (routed("dispatch_gemm", 3), replace(EXPERTS, overlap="fused")),
     "dispatch in groups beside products": (routed("dispatch_gemm", 3), replace(EXPERTS, overlap="fused", depth=2)),
     "products before combine": (routed("gemm_combine", 3), EXPERTS),
+    "products beside combine": (routed("gemm_combine", 3), replace(EXPERTS, overlap="fused", depth=2)),
     "uneven copies": (all_gather((200, 24), 3), COPY),
     "uneven copies pulled": (all_gather((200, 24), 3), replace(COPY, direction="pull")),
     "copies of an empty shard": (all_gather((4, 24), 3), replace(COPY, **PLAIN)),

@@ -100,6 +100,10 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
         reduction((27, 200), 3, on=Topology.shared_gpu(3), then=("bias", "accumulate")),
         replace(GANG, protocol="ll", **TWO_SHOT)),
     "packets of two, twice": (reduction((96, 128), 2, on=_ON), replace(GANG, protocol="ll", **TWO_SHOT)),
+    "packets gathered": (all_gather((9, 200), 3, on=Topology.shared_gpu(3)), replace(GANG, protocol="ll")),
+    "packets of owners": (
+        reduction((9, 200), 3, to=FullRow, on=Topology.shared_gpu(3), then=("bias", "accumulate")),
+        replace(GANG, protocol="ll")),
     "packets of ten, twice": (  # more ranks than are loaded from together
         reduction((2, 40), 10, on=Topology.shared_gpu(10)), replace(GANG, protocol="ll", **TWO_SHOT)),
     "carried": (reduction((182, 1032), 3, on=Topology.shared_gpu(ranks=3)), replace(_COPY, **RING)),
@@ -204,6 +208,8 @@ RUNS |= {
     "experts beside": (routed("dispatch_gemm", 2, **_EXPERTS),  # type: ignore[arg-type]
                        replace(EXPERTS, overlap="fused", depth=2)),
     "products of experts back": (routed("gemm_combine", 2, **_EXPERTS), EXPERTS),  # type: ignore[arg-type]
+    "products go back beside": (routed("gemm_combine", 2, **_EXPERTS),  # type: ignore[arg-type]
+                                replace(EXPERTS, overlap="fused", depth=2)),
 }
 RUNS["signals"] = (between_two(), Schedule(
     compute="generated", block_m=128, block_n=256, block_k=64, num_stages=3, raster_group=4))

@@ -55,12 +55,12 @@ LOST: dict[str, str] = {
                    "leave_part|store_warp_tile|store_rows|cluster_store|store_private|multimem_store|multi_store|write_sum|"
                    "packet_store|send_packets|put_packets|deal_parts|deal_packets|round"),
     "lost sum": ("sum_units|sum_step|add_parts|carry_units|carry_step|promote|promote_scaled|small_promote|multi_sum|"
-                 "join_parts|add_left_part|sum_packets|get_packets|one_shot|two_shots|packet_role"),
+                 "join_parts|add_left_part|sum_packets|get_packets|put_all|sum_all|gather_all|sum_dealt|packet_role"),
     "lost scale": "scale_rows|scale_four|load_scales",
     "lost task": (
         "route_step|total_step|send_step|place_step|tally_step|return_step|weigh_step|ragged_step|add_warps|begin_rows|"
         "find_rows|move_row|place_row|weigh_token|add_weighted|tell_failed|arrange_step|send_group_step|place_group_step|"
-        "read_heads|group_step|tell_group"
+        "read_heads|group_step|tell_group|return_group_step"
     ),
     "lost setting up": "mb_init",
     "lost end of a call": "finish",
@@ -84,6 +84,9 @@ HARMLESS: dict[tuple[str, str], str] = {
     ("lost meeting of a cluster", "gemm_role: cluster_sync()"): "threads that have ended are not waited for",
     ("lost block barrier", "sum_over_cluster: warp_sync()"): "all lanes of a warp take the branch before it",
     ("lost block barrier", "copy_role: warp_sync()"): "lanes that do nothing but wait for it; a warp begins together",
+    **{("lost block barrier", f"{name}: warp_sync()"): "threads of the emulator arrive one by one"
+       for name in ("put_all", "sum_dealt")},
+    ("lost block barrier", "grouped_producer: warp_sync()"): "it keeps lanes from polling while one loads, no more",
     ("lost block barrier", "moe_role: sync()"): (
         "at the end: all threads have met before, so they have read the epoch; behind waits: none fails in these runs"
     ),
@@ -168,7 +171,8 @@ _FEW = ("few rows", "few rows of odd columns", "few rows of floats")
 _BYTES = ("product of bytes", "few rows of bytes")
 _SCALED = ("scaled rows and columns", "scaled blocks", "few rows scaled", "few rows in blocks", "gathered rows scaled",
            "scaled")
-_PACKETS = ("packets", "packets of three", "packets twice", "packets of two, twice")
+_PACKETS = ("packets", "packets of three", "packets twice", "packets of two, twice", "packets gathered",
+            "packets of owners")
 _SUMS = ("sum", "sum of floats", "sum of odd sizes", "sum of three", "sum handed out", "scatter")
 _SWITCH = ("switch stores", "switch sums", "switch sums floats")
 _DISPATCHES, _COMBINES = ("dispatch", "dispatch pulled"), ("combine", "combine pulled", "products of experts back")
@@ -215,7 +219,7 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "small_stage": (*_BYTES, "few rows", "few rows in blocks"), "small_promote": ("few rows in blocks",),
         "small_store": (*_FEW, "few rows scaled"),
         "small_consumer": (*_FEW, "few rows scaled"), "": _FEW},
-    "packets.cuh": {**dict.fromkeys(("two_shots", "deal_packets"), (*_PACKETS, "packets of ten, twice")), "": _PACKETS},
+    "packets.cuh": {**dict.fromkeys(("sum_dealt", "deal_packets"), (*_PACKETS, "packets of ten, twice")), "": _PACKETS},
     "kernels.cuh": {"block_of": ("many steps", "signals")},  # of two gangs
     "share.cuh": {"lane": ("groups",), "share_of_group": ("groups",), "": ("copy", "tma", "sum", *_BYTES)},
     "moe.cuh": {
@@ -225,6 +229,8 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "": ("dispatch", "combine pulled")},
     "grouped.cuh": {
         **dict.fromkeys(("tell_group", "for_group_tiles"), ("experts beside", "products of experts back")),
+        "return_group_step": ("products go back beside",),
+        "grouped_consumer": ("experts beside", "products go back beside"),
         "": ("experts beside", "experts behind")},
     "carry.cuh": {"": ("carried", "carried odd")},
     "sum.cuh": {"": _SUMS},

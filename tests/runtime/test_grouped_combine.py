@@ -20,17 +20,23 @@ from tilescale.spec.op import Spec
 BEHIND = Schedule(compute="generated", num_comm_blocks=4, block_m=64, block_n=128, block_k=64, num_stages=3, raster_group=8)
 
 
+BESIDE = replace(BEHIND, overlap="fused")
+ALL = (BEHIND, BESIDE, replace(BESIDE, depth=4))
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-@pytest.mark.parametrize("partial", [None, "bfloat16"])
-def test_every_routing_is_right_on_every_world(ranks: int, partial: str | None) -> None:
-    for seed in range(2):  # three of the four turns each: skewed ones, and a rank without tokens
-        emulation = emulate(routed("gemm_combine", ranks, partial_dtype=partial), BEHIND, 3 * seed + ranks)
+@pytest.mark.parametrize("schedule", ALL, ids=lambda schedule: schedule.label)
+def test_every_routing_is_right_on_every_world(ranks: int, schedule: Schedule) -> None:
+    for seed, partial in enumerate((None, "bfloat16")):  # three of the four turns each: skews, and a rank without tokens
+        spec = routed("gemm_combine", ranks, experts=4 * ranks, partial_dtype=partial)
+        emulation = emulate(spec, schedule, 3 * seed + ranks)
         assert emulation.ok, emulation.report
 
 
 @pytest.mark.parametrize("tokens", [1, 9])
-def test_uneven_shards_and_ranks_without_tokens_are_right(tokens: int) -> None:
-    emulation = emulate(routed("gemm_combine", 4, tokens=tokens), BEHIND, tokens)
+@pytest.mark.parametrize("schedule", ALL, ids=lambda schedule: schedule.label)
+def test_uneven_shards_and_ranks_without_tokens_are_right(tokens: int, schedule: Schedule) -> None:
+    emulation = emulate(routed("gemm_combine", 4, tokens=tokens, experts=16), schedule, tokens)
     assert emulation.ok, emulation.report
 
 
@@ -39,17 +45,28 @@ def test_uneven_shards_and_ranks_without_tokens_are_right(tokens: int) -> None:
 def test_types_are_right(dtype: str, out_dtype: str | None, partial: str | None, columns: int) -> None:
     spec = routed("gemm_combine", 2, tokens=40, experts=8, top_k=3, dtype=dtype, out_dtype=out_dtype, columns=columns,
                   partial_dtype=partial)
-    emulation = emulate(spec, replace(BEHIND, block_m=128), 1)
+    emulation = emulate(spec, replace(BESIDE, depth=2, block_m=128), 1)
     assert emulation.ok, emulation.report
 
 
-def test_large_ones_are_emulated_with_the_same_binaries() -> None:
+@pytest.mark.parametrize("schedule", ALL, ids=lambda schedule: schedule.label)
+def test_large_ones_are_emulated_with_the_same_binaries(schedule: Schedule) -> None:
     spec = routed("gemm_combine", 2, tokens=8192, hidden=4096, columns=4096, experts=8, routing="histogram:9,4,2,2,1,1,1,0")
-    small = scaled(spec, BEHIND)
+    small = scaled(spec, schedule)
     assert small.shrunk
-    assert emit(small.spec, small.schedule, small.plan).binary_digest == emit(spec, BEHIND).binary_digest
-    emulation = emulate(spec, BEHIND, 0)
+    assert emit(small.spec, small.schedule, small.plan).binary_digest == emit(spec, schedule).binary_digest
+    emulation = emulate(spec, schedule, 0)
     assert emulation.ok, emulation.report
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=lambda schedule: schedule.label)
+def test_counters_that_wrap_and_a_late_rank_change_nothing(schedule: Schedule) -> None:
+    spec = routed("gemm_combine", 2, experts=8)
+    run = Run(Scaled(spec, schedule, lower(spec, schedule), False), 0, "random", (),
+              Conditions(first_call=2**32 - 1, late_rank=1))
+    report = run_isolated([run.job])[0]
+    assert report.ok, report.error
+    assert run.judge(report) == []
 
 
 def _outputs(spec: Spec, schedule: Schedule, indices: list[np.ndarray], given: list[dict[str, bytes]]
@@ -69,6 +86,7 @@ def _outputs(spec: Spec, schedule: Schedule, indices: list[np.ndarray], given: l
 @pytest.mark.parametrize("overlap", ["none", "fused"])
 def test_a_layer_of_experts_is_what_its_tokens_make_of_it(overlap: str) -> None:
     ranks, experts, rng = 2, 8, np.random.default_rng(3)
+    schedule = replace(BEHIND, overlap=overlap, depth=4 if overlap == "fused" else 1)
     sizes = {"experts": experts, "top_k": 3, "dtype": "float16", "out_dtype": "float16"}
     up = routed("dispatch_gemm", ranks, hidden=16, columns=24, **sizes)  # type: ignore[arg-type]
     down = routed("gemm_combine", ranks, hidden=24, columns=8, **sizes)  # type: ignore[arg-type]
@@ -77,9 +95,9 @@ def test_a_layer_of_experts_is_what_its_tokens_make_of_it(overlap: str) -> None:
     first, last = (rng.integers(-1, 2, (ranks, experts // ranks, *shape)).astype(np.float16)
                    for shape in ((16, 24), (24, 8)))
     weights = [rng.integers(1, 3, (8, 3)).astype(np.float32) for _ in range(ranks)]
-    sent = _outputs(up, replace(BEHIND, overlap=overlap, depth=4 if overlap == "fused" else 1), indices, [
+    sent = _outputs(up, schedule, indices, [
         {"a": tokens[r].tobytes(), "b": first[r].tobytes(), "indices": indices[r].tobytes()} for r in range(ranks)])
-    back = _outputs(down, BEHIND, indices, [
+    back = _outputs(down, schedule, indices, [
         {"a": sent[r]["out"], "b": last[r].tobytes(), "counts": sent[r]["counts"], "indices": indices[r].tobytes(),
          "weights": weights[r].tobytes()} for r in range(ranks)])
     matrices = (first.astype(np.float64) @ last.astype(np.float64)).reshape(experts, 16, 8)

@@ -40,6 +40,7 @@ def test_a_copy_to_a_peer_is_acknowledged_before_its_signal_leaves() -> None:
     spec = all_gather((64, 64), 2, on=Topology.shared_gpu(2))
     assert one_way_trips(lower(spec, NONE)) == 3
     assert one_way_trips(lower(spec, replace(NONE, direction="pull"))) == 3
+    assert one_way_trips(lower(spec, replace(NONE, protocol="ll"))) == 1
 
 
 def test_what_goes_round_a_ring_takes_as_many_as_there_are_ranks() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from support import gemm_rs, reduction
+from support import ag_gemm, all_gather, gemm_rs, reduction
 
 from tilescale.errors import ScheduleError
 from tilescale.schedules.constraints import MAX_IN_PACKETS, first_broken
@@ -74,6 +74,19 @@ def test_two_shots_are_proved_with_one_version(ranks: int) -> None:
     assert kinds == [*[PutPackets] * (ranks - 1), SumPackets, *[GetPackets] * (ranks - 1)]
     assert {b.name: (b.packets, b.zeroed, b.versions) for b in plan.buffers if b.role == "workspace"} == {
         "inbox": (True, True, 1), "result": (True, True, 1)}
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_gathers_and_sums_of_owners_are_proved_with_two_versions(ranks: int) -> None:
+    on, direct = Topology.shared_gpu(ranks), replace(LL, algorithm="direct")
+    kinds = {all_gather((4 * ranks, 512), ranks, on=on): [PutPackets, Copy, *[GetPackets] * (ranks - 1)],
+             reduction((4 * ranks, 512), ranks, to=FullRow, on=on): [*[PutPackets] * (ranks - 1), SumPackets]}
+    for spec, wanted in kinds.items():
+        plan = lower(spec, direct)
+        proof = verify(plan, cache=None)
+        assert proof.ok, proof
+        assert [type(step) for step in plan.ranks[0][0].steps] == wanted
+        assert refused(replace(plan, buffers=tuple(replace(b, versions=1) for b in plan.buffers))) == "race"
 
 
 @pytest.mark.parametrize(("edit", "rule"), [
@@ -170,13 +183,18 @@ def test_gangs_of_several_blocks_share_a_proof() -> None:
 
 
 # -- who proposes it ---------------------------------------------------------------------------------------------------
-def test_the_space_of_an_all_reduce_has_it_and_no_other() -> None:
-    found = [s for s in space(summed(4)) if s.protocol == "ll"]
+@pytest.mark.parametrize(("spec", "algorithms"), [
+    (summed(4), ("one_shot", "two_shot")), (summed(4, to=FullRow), ("direct",)),
+    (all_gather((16, 512), 4, on=Topology.shared_gpu(4)), ("direct",)),
+], ids=lambda value: value.label if isinstance(value, Spec) else "")
+def test_spaces_of_gathers_and_sums_have_it_and_no_others(spec: Spec, algorithms: tuple[str, ...]) -> None:
+    found = [s for s in space(spec) if s.protocol == "ll"]
     assert {(s.algorithm, s.direction, s.transport, s.overlap) for s in found} == {
-        (algorithm, "push", "peer_copy", "none") for algorithm in ("one_shot", "two_shot")}
+        (algorithm, "push", "peer_copy", "none") for algorithm in algorithms}
     assert {s.num_comm_blocks for s in found} >= {2, 4, 8, 16}
     assert all(s.label.endswith(" ll") for s in found)
-    others = (summed(4, to=FullRow), gemm_rs((128, 128, 256), 4, out="Replicate", on=Topology.shared_gpu(4)))
+    on = Topology.shared_gpu(4)
+    others = (gemm_rs((128, 128, 256), 4, out="Replicate", on=on), ag_gemm((256, 256, 64), 4, on=on))
     assert {s.protocol for spec in others for s in space(spec)} == {"simple"}
 
 
@@ -205,12 +223,14 @@ def test_parts_that_do_not_suit_packets_are_ruled_out(spec: Spec, constraint: st
 
 @pytest.mark.parametrize(("spec", "schedule", "message"), [
     (summed(2), replace(LL, protocol="ll128"), r"protocol is one of simple, ll; got: 'll128'"),
-    (summed(2), replace(LL, direction="pull"), r"ranks store at their peers; got: all_reduce, direction='pull'"),
-    (summed(2, to=FullRow), replace(LL, algorithm="direct"), r"ranks store at their peers; got: reduce_scatter"),
+    (summed(2), replace(LL, direction="pull"), r"and store at their peers; got: all_reduce, direction='pull'"),
+    (summed(3, to=FullRow), replace(LL, algorithm="ring"), r"got: reduce_scatter, algorithm='ring'"),
+    (gemm_rs((128, 128, 256), 2, out="Replicate"), replace(LL, compute="library"), "store at their peers; got: gemm_ar"),
     (reduction((1, 3), 2), LL, "whole packets of 8 bytes"),
-    (reduction((7, 8), 3), TWO, "of two shots as much on every rank"),
+    (all_gather((7, 8), 3), replace(LL, algorithm="direct"), "whole packets of 8 bytes, as much for all"),
+    (reduction((7, 8), 3), TWO, "as much for all, of two shots in sums of the type of parts"),
     (reduction((4, 64), 2, then=("residual_rmsnorm",)), LL, "added up by themselves, not by rows"),
-], ids=["name", "pull", "reduce_scatter", "six bytes", "uneven", "rows"])
+], ids=["name", "pull", "ring", "product", "six bytes", "uneven shards", "uneven", "rows"])
 def test_schedules_that_make_no_sense_are_refused(spec: Spec, schedule: Schedule, message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
         lower(spec, schedule)

@@ -82,6 +82,6 @@ def _group_rows(step: Grouped, number: int, rank: int, geo: RaggedGeometry, slot
     row = StepRow(
         KIND_RAGGED, number, source=slot(source) if source else 0, target=slot(writes[0]), counter=rank, value=step.peer,
         per_call=TASKS[step.task], rows=len(behind), target_offset=writes[0].offset,
-        size=geo.room if step.task == "multiply" else geo.tokens[rank], first_tile=geo.row_bytes,
+        size=geo.room if step.task in ("multiply", "return_group") else geo.tokens[rank], first_tile=geo.row_bytes,
         peer=geo.head_bytes if through else 0)
     return [row, *behind]

@@ -17,7 +17,7 @@ ARGUMENTS = struct.Struct(f"<{MAX_SLOTS}Q{MAX_SLOTS}Q{MAX_RANKS}Q4Q4IQ{STEP.size
 KIND_COPY, KIND_SIGNAL, KIND_WAIT, KIND_GEMM, KIND_RESERVE, KIND_PACE, KIND_SUM, KIND_SOURCE = 1, 2, 3, 4, 5, 6, 7, 8
 KIND_LOOP, KIND_RAGGED, KIND_MULTI_STORE, KIND_MULTI_SUM, KIND_PACKETS = 9, 10, 11, 12, 13
 TASKS = {"route": 1, "total": 2, "send": 3, "place": 4, "tally": 5, "return": 6, "weigh": 7, "arrange": 8,
-         "send_group": 9, "place_group": 10, "multiply": 11}  # of ragged steps
+         "send_group": 9, "place_group": 10, "multiply": 11, "return_group": 12}  # of ragged steps
 SUM_PARTS, SUM_BEGUN, SUM_ADDED, SUM_COMPLETED = 0, 1, 2, 3
 MAX_LOOPS = 4  # of a copy
 MAX_LANES = 8

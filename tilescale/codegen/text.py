@@ -87,22 +87,13 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
         constants |= _multiplying(spec, schedule, launch, stored)
     if launch.family in ROUTED:
         constants |= _routing(spec, schedule)
-    if launch.family == "packets":
-        constants |= {"packets": True, "two_shots": schedule.algorithm == "two_shot", "sum_sources": spec.world,
-                      "sum_unit": PACKET_BYTES, "link_clock": link_fs_per_byte(spec) > 0}
     elif launch.family == "grouped":
         constants |= _groups(spec, schedule)
+    if launch.family == "packets":
+        constants |= _exchanging(spec, schedule)
     lines = [f"  static constexpr {'bool' if isinstance(v, bool) else 'int'} {name} = {str(v).lower()};"
              for name, v in constants.items()]
-    if launch.family in PRODUCTS:
-        out = ELEMENTS[tile.product_dtype(spec)]
-        lines += [f"  using Element = {ELEMENTS[spec.inputs[0].dtype]};", f"  using Out = {out};"]
-    elif launch.family in ROUTED:
-        parts = tile.product_dtype(spec) if grouped(spec) else spec.output.dtype
-        lines += [f"  using {name} = {ELEMENTS.get(dtype, 'ts::Fp32')};"
-                  for name, dtype in (("Part", parts), ("Out", spec.output.dtype))]
-    elif launch.family in ("sum", "packets"):
-        lines += [f"  using Part = {ELEMENTS[summed(spec).element]};", f"  using Out = {ELEMENTS[spec.output.dtype]};"]
+    lines += [f"  using {name} = {ELEMENTS.get(dtype, 'ts::Fp32')};" for name, dtype in _types(spec, launch).items()]
     if launch.family in PRODUCTS and spec.attribute("scales"):
         lines.append(f"  using Scales = ts::{SCALES[str(spec.attribute('scales'))]}<{str(sums(spec)).lower()}>;")
     if any(step.then for step in launch.steps if isinstance(step, Gemm | Sum)):
@@ -111,6 +102,20 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
     text = "\n".join(["#include <tilescale/kernels.cuh>", "", "struct Config {", *lines, "};", "",
                       f"TILESCALE_KERNEL({entry}, Config)", ""])
     return Kernel(entry, text, spec.topology.gpu.arch)
+
+
+def _types(spec: Spec, launch: Launch) -> dict[str, str]:
+    """Element types that a kernel names: of what it multiplies, of parts of sums, and of what it stores last."""
+    found: dict[str, str] = {}
+    if launch.family in PRODUCTS:
+        found |= {"Element": spec.inputs[0].dtype, "Out": tile.product_dtype(spec)}
+    if grouped(spec):
+        found |= {"Part": tile.product_dtype(spec), "Out": spec.output.dtype}
+    elif launch.family in ROUTED:
+        found |= {"Part": spec.output.dtype, "Out": spec.output.dtype}
+    elif launch.family == "sum" or (launch.family == "packets" and sums(spec)):
+        found |= {"Part": summed(spec).element, "Out": spec.output.dtype}
+    return found
 
 
 def epilogue_type(spec: Spec) -> str:
@@ -156,6 +161,13 @@ def _copying(spec: Spec, schedule: Schedule, launch: Launch) -> dict[str, int | 
     }
 
 
+def _exchanging(spec: Spec, schedule: Schedule) -> dict[str, int | bool]:
+    """Constants of packets: what is sent to whom, and what becomes of it."""
+    owners = sums(spec) and schedule.algorithm != "one_shot"
+    return {"packets": True, "gathers": not sums(spec), "deals": owners, "hands_out": schedule.algorithm == "two_shot",
+            "sum_sources": spec.world, "sum_unit": PACKET_BYTES, "link_clock": link_fs_per_byte(spec) > 0}
+
+
 def _routing(spec: Spec, schedule: Schedule) -> dict[str, int | bool]:
     """Constants of dispatch and combine; rows are moved by the widest access that divides them."""
     geo = routed_geometry(spec, schedule, schedule.num_comm_blocks)
@@ -163,13 +175,13 @@ def _routing(spec: Spec, schedule: Schedule) -> dict[str, int | bool]:
     constants: dict[str, int | bool] = {
         "has_moe": True, "moe_combines": geo.combines, "moe_experts": geo.experts, "moe_top_k": geo.top_k,
         "moe_world": geo.world, "copy_unit": unit, "sum_unit": max(unit, geo.itemsize)}
-    return constants | (_groups(spec, schedule) if isinstance(geo, GroupedGeometry) else {})
+    return constants | (_groups(spec, schedule) if grouped(spec) else {})
 
 
 def _groups(spec: Spec, schedule: Schedule) -> dict[str, int | bool]:
     """Constants of products of experts."""
     geo = routed_geometry(spec, schedule, schedule.num_comm_blocks)
-    groups, pad = (geo.groups, PAD) if isinstance(geo, GroupedGeometry) else (1, 1)
+    groups, pad = schedule.depth, PAD if isinstance(geo, GroupedGeometry) else 1
     return {"has_groups": True, "moe_experts": geo.experts, "moe_top_k": geo.top_k, "moe_world": geo.world,
             "moe_groups": groups, "moe_pad": pad}
 

@@ -226,7 +226,8 @@ class _Simulation:
             elif isinstance(step, SumPackets):
                 self._sum_packets(walker, step, rank)
             elif isinstance(step, GetPackets):
-                walker.spend(SYNC, self.p.packet_us)
+                if not isinstance(steps[walker.place - 1], GetPackets):  # neighbours are asked for together
+                    walker.spend(SYNC, self.p.packet_us)
                 walker.spend(COPY, self.costs.copy_us(-(-(PACKET_COST + 1) * step.src.size // 2), walker.role.blocks))
             elif isinstance(step, Signal):
                 self._signal(walker, step, rank, fenced)

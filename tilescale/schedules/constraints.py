@@ -15,19 +15,19 @@ from tilescale.schedules.footprint import SUMMED
 from tilescale.schedules.geometry import gathers_everywhere
 from tilescale.schedules.grouped import grouped, routed_geometry
 from tilescale.schedules.knob import BY_NAME
+from tilescale.schedules.packing import in_packets, packed_bytes
 from tilescale.schedules.ragged import RaggedGeometry, ragged
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.streaming import stream, units_of
-from tilescale.schedules.sums import WINDOW_BYTES, geometry_of, in_packets, norm_bytes, summed, sums
+from tilescale.schedules.sums import WINDOW_BYTES, geometry_of, norm_bytes, summed, sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import contraction_inner, contracts, gathered_operand, in_blocks, in_whole_shards
 from tilescale.spec.op import Spec
-from tilescale.spec.ops._moe import combines
 from tilescale.spec.scales import BLOCK
 
 MAX_CHUNKS = 64
 MAX_ACCUMULATORS = 192
-MAX_IN_PACKETS = 1 << 20  # bytes of a part: beyond, twice the bytes take longer than a fence and a signal save
+MAX_IN_PACKETS = 1 << 20  # bytes: beyond, twice the bytes take longer than a fence and a signal save
 MULTIPLIED = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 WHOLE_SUMS = ("direct", "scatter", "one_shot", "two_shot")  # algorithms that add up all parts in one step
 GROUP_ROWS = (1024, 2048)
@@ -391,8 +391,6 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: not ragged(spec) or s.direction == "push" or _ragged(spec, s).pullable),
     Constraint("grouped_pushes", "tokens that experts multiply are pushed, group by group",
                lambda spec, s: not grouped(spec) or s.direction == "push"),
-    Constraint("products_before_combine", "products of experts are complete before they go back",
-               lambda spec, s: not (grouped(spec) and combines(spec)) or s.overlap == "none"),
     Constraint("grouped_generated", "libraries multiply matrices whose sizes the host knows: products of experts are "
                "generated", lambda spec, s: not grouped(spec) or s.compute == "generated"),
     Constraint("ragged_shared_memory", "the numbers of experts fit the shared memory of a block",
@@ -408,11 +406,11 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: _generated(spec, s) or spec.operation.compute != "gemm" or sums(spec) or not spec.extended),
     Constraint("epilogue_at_owner", "epilogues follow a sum that its owner completes, not one that goes round",
                lambda spec, s: not spec.then or not sums(spec) or s.algorithm in WHOLE_SUMS),
-    Constraint("packets_whole", "what a rank adds up as packets is whole ones of 8 bytes; of two shots as much on every "
-               "rank, in sums of the type of parts",
-               lambda spec, s: s.protocol != "ll" or in_packets(summed(spec), s.algorithm)),
-    Constraint("packets_small", f"packets, which take twice the bytes, carry parts of at most {MAX_IN_PACKETS >> 10} KB",
-               lambda spec, s: s.protocol != "ll" or summed(spec).rows * summed(spec).part_row_bytes <= MAX_IN_PACKETS),
+    Constraint("packets_whole", "what goes from a rank to another as packets is whole ones of 8 bytes, as much for all, "
+               "of two shots in sums of the type of parts",
+               lambda spec, s: s.protocol != "ll" or in_packets(spec, s.algorithm)),
+    Constraint("packets_small", f"packets, which take twice the bytes, carry operands of at most {MAX_IN_PACKETS >> 10} KB",
+               lambda spec, s: s.protocol != "ll" or packed_bytes(spec) <= MAX_IN_PACKETS),
     Constraint("packets_by_themselves", "what arrives as packets is added up by itself, not by rows",
                lambda spec, s: s.protocol != "ll" or not any(epilogue.whole_rows for epilogue in spec.epilogues)),
     Constraint("fused_has_kernel", "a fused schedule has a kernel to fuse into",

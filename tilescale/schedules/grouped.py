@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 
-from tilescale.schedules.grouped_combine import products_geometry
+from tilescale.schedules.grouped_combine import part_of, products_geometry
 from tilescale.schedules.plan import Buffer, Goal, Grouped, Launch, Plan, Region, Role, Signal, Step, Wait
 from tilescale.schedules.ragged import THREADS, WARP, WORD, RaggedGeometry, aligned, ragged, ragged_geometry
 from tilescale.schedules.schedule import Schedule
@@ -90,8 +90,7 @@ class GroupedGeometry(RaggedGeometry):
     # -- parts ---------------------------------------------------------------------------------------------------------
     def part(self, whole: Region, group: int) -> Region:
         """What of a buffer stands for what belongs to a group."""
-        first, last = (whole.size * at // self.groups for at in (group, group + 1))
-        return Region(whole.buffer, whole.rank, whole.offset + first, last - first)
+        return part_of(whole, group, self.groups)
 
     def told(self, holder: int, source: int, first: int, last: int) -> Region:
         """The parts of groups `first` to `last` of a segment, with what is told at its head where `first` is 0."""
@@ -152,7 +151,7 @@ def grouped_geometry(spec: Spec, groups: int, blocks: int) -> GroupedGeometry:
 def routed_geometry(spec: Spec, schedule: Schedule, blocks: int) -> RaggedGeometry:
     """The geometry of any operation whose sizes the device alone knows."""
     if grouped(spec):
-        return products_geometry(spec, blocks) if combines(spec) else grouped_geometry(spec, schedule.depth, blocks)
+        return (products_geometry if combines(spec) else grouped_geometry)(spec, schedule.depth, blocks)
     return ragged_geometry(spec, schedule.direction, blocks)
 
 

@@ -9,6 +9,7 @@ from tilescale.errors import ScheduleError, nearest
 from tilescale.schedules import tile
 from tilescale.schedules.algorithms import ALGORITHMS
 from tilescale.schedules.grouped import grouped
+from tilescale.schedules.packing import packable
 from tilescale.schedules.ragged import ragged
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import sums
@@ -106,10 +107,10 @@ def _scoped(spec: Spec, chosen: Partial) -> bool:
 
 
 def _by_packets(spec: Spec, chosen: Partial) -> bool:
-    """Whether parts may travel as packets: where ranks store them at their peers, and nothing is multiplied."""
+    """Whether data may travel as packets: where ranks store them at their peers, and nothing is multiplied."""
     found = (chosen["transport"], chosen["direction"], chosen["overlap"], chosen["copy_scope"])
-    return (sums(spec) and not _computes(spec, chosen) and found == ("peer_copy", "push", "none", "block")
-            and chosen["algorithm"] in ("one_shot", "two_shot"))
+    return (packable(spec) and found == ("peer_copy", "push", "none", "block")
+            and chosen["algorithm"] in ("direct", "one_shot", "two_shot"))
 
 
 def _streams(spec: Spec, chosen: Partial) -> bool:

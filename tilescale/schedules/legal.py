@@ -11,15 +11,15 @@ from tilescale.schedules.exchanges import exchange_of, exchanges
 from tilescale.schedules.geometry import gathers_everywhere
 from tilescale.schedules.grouped import grouped
 from tilescale.schedules.knob import BY_NAME, WARP_COLUMNS
+from tilescale.schedules.packing import in_packets, packable
 from tilescale.schedules.plan import PACKET_BYTES
 from tilescale.schedules.ragged import ragged, ragged_geometry
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.streaming import stream
-from tilescale.schedules.sums import in_packets, summed, sums
+from tilescale.schedules.sums import sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import contracts, in_blocks, in_whole_shards
 from tilescale.spec.op import Spec
-from tilescale.spec.ops._moe import combines
 from tilescale.spec.scales import BLOCK
 
 DIRECTIONS = ("push", "pull")
@@ -182,9 +182,6 @@ def _check_grouped(spec: Spec, s: Schedule) -> None:
         raise ScheduleError("what experts multiply is pushed, and multiplied by a generated kernel",
                             f"{spec.op}, direction={s.direction!r}, compute={s.compute!r}",
                             "use direction='push', compute='generated'")
-    if combines(spec) and s.overlap != "none":
-        raise ScheduleError("products of experts are complete before they go back", f"{spec.op}, overlap={s.overlap!r}",
-                            "use overlap='none'")
     local = ragged_geometry(spec, "push", 1).local
     if local % s.depth:
         raise ScheduleError("experts of a rank are cut into equal groups", f"depth={s.depth}, {local} experts a rank",
@@ -220,15 +217,15 @@ def _check_blocks(s: Schedule) -> None:
 def _check_packets(spec: Spec, s: Schedule) -> None:
     chosen = {"transport": "peer_copy", "direction": "push", "overlap": "none", "copy_scope": "block"}
     wrong = [f"{name}={getattr(s, name)!r}" for name, value in chosen.items() if getattr(s, name) != value]
-    wrong += [f"algorithm={s.algorithm!r}"] if s.algorithm not in ("one_shot", "two_shot") else []
-    if not sums(spec) or spec.operation.compute == "gemm" or wrong:
+    wrong += [f"algorithm={s.algorithm!r}"] if s.algorithm not in ("direct", "one_shot", "two_shot") else []
+    if not packable(spec) or wrong:
         raise ScheduleError(
-            "packets carry parts that ranks store at their peers", ", ".join([spec.op, *wrong]),
-            ", ".join(["use protocol='simple', or one or two shots", *(f"{k}={v!r}" for k, v in chosen.items())]))
-    if not in_packets(summed(spec), s.algorithm):
+            "packets carry what ranks gather or add up, and store at their peers", ", ".join([spec.op, *wrong]),
+            ", ".join(["use protocol='simple', or no ring", *(f"{k}={v!r}" for k, v in chosen.items())]))
+    if not in_packets(spec, s.algorithm):
         raise ScheduleError(
-            f"what a rank adds up is whole packets of {PACKET_BYTES} bytes, of two shots as much on every rank, in sums of "
-            "the type of parts", f"{spec.label}, algorithm={s.algorithm!r}", "use protocol='simple' or one shot")
+            f"what goes from a rank to another is whole packets of {PACKET_BYTES} bytes, as much for all, of two shots in "
+            "sums of the type of parts", f"{spec.label}, algorithm={s.algorithm!r}", "use protocol='simple', or one shot")
     if any(epilogue.whole_rows for epilogue in spec.epilogues):
         raise ScheduleError("packets are added up by themselves, not by rows", f"then={', '.join(spec.then)}",
                             "use protocol='simple'")

@@ -17,7 +17,7 @@ from tilescale.schedules.geometry import geometry
 from tilescale.schedules.grouped import grouped, grouped_structure
 from tilescale.schedules.grouped_combine import products_structure
 from tilescale.schedules.local import lower_local
-from tilescale.schedules.packet_sums import sum_packets
+from tilescale.schedules.packet_sums import gather_buffers, gather_packets, packet_launch, sum_packets
 from tilescale.schedules.plan import Launch, Plan
 from tilescale.schedules.ragged import ragged, ragged_structure
 from tilescale.schedules.reduce import SumPlan, SumShape, counters, sum_chunked, sum_fused, sum_none
@@ -131,6 +131,15 @@ def _block_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
                 goal=geo.goal(), sm_share=share, smem_limit=spec.topology.gpu.smem_bytes)
 
 
+def _packet_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
+    """A gather by packets."""
+    geo = geometry(spec, schedule)
+    ranks = tuple((packet_launch(gather_packets(geo, rank), schedule.num_comm_blocks, COPY_THREADS),)
+                  for rank in range(spec.world))
+    return Plan(op=spec.op, buffers=gather_buffers(geo), counters=spec.world, ranks=ranks, goal=geo.goal(), sm_share=share,
+                smem_limit=spec.topology.gpu.smem_bytes)
+
+
 @lru_cache(maxsize=256)
 def _structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
     """The plan but for the sizes of kernels that multiply."""
@@ -144,6 +153,8 @@ def _structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
         return _exchange_structure(spec, schedule, share)
     if in_blocks(spec):
         return _block_structure(spec, schedule, share)
+    if schedule.protocol == "ll":
+        return _packet_structure(spec, schedule, share)
     geo = contraction(spec, schedule) if contracts(spec) else geometry(spec, schedule)
     transport = TRANSPORTS[schedule.transport]
     shape = Shape(

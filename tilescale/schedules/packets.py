@@ -3,7 +3,7 @@
 A packet holds PACKET_BYTES of data and, beside each half of them, the mark of the call, so that no half can be taken for
 what it is not. The mark is the epoch with its highest bit set: it differs from what calls before have left there, and from
 the zeros of a new workspace. Whoever finds the mark has the data, so a packet needs no fence, no signal and no counter: one
-trip over the link. For the same reason it orders nothing else. So a launch that exchanges packets does nothing besides, and
+trip over the link. For the same reason it orders nothing else. So a launch that exchanges packets only copies besides, and
 all else that it touches is its rank's own.
 
 Why two versions are enough for one shot: rank r writes a version again two calls later. It has then ended the call between,
@@ -41,9 +41,9 @@ def exchanges_packets(role: Role) -> bool:
 
 
 def of_block(step: Step, block: int, blocks: int, whole: frozenset[str] = frozenset()) -> Step | None:
-    """What block `block` of `blocks` does of a step that exchanges packets; None where nothing is left for it. Operands in
-    `whole` are read whole. Other steps are as they are."""
-    if not isinstance(step, PacketStep):
+    """What block `block` of `blocks` does of a step beside packets: of a copy or a sum its share, None where nothing is
+    left for it. Operands in `whole` are read whole. Other steps are as they are."""
+    if not isinstance(step, Copy | SumPackets):
         return step
     units = (step.srcs[0] if isinstance(step, SumPackets) else step.src).size // PACKET_BYTES
     each = -(-units // blocks)
@@ -55,13 +55,12 @@ def of_block(step: Step, block: int, blocks: int, whole: frozenset[str] = frozen
         unit = region.size // units
         return replace(region, offset=region.offset + low * unit, size=(high - low) * unit)
 
-    if isinstance(step, GetPackets):
-        return replace(step, src=part(step.src), dst=part(step.dst))
-    others = tuple(map(part, step.others))
-    if isinstance(step, PutPackets):
-        return replace(step, src=part(step.src), dst=part(step.dst), others=others)
-    extras = tuple(region if region.buffer in whole else part(region) for region in step.extras)
-    return replace(step, srcs=tuple(map(part, step.srcs)), dst=part(step.dst), extras=extras, others=others)
+    if isinstance(step, SumPackets):
+        extras = tuple(region if region.buffer in whole else part(region) for region in step.extras)
+        return replace(step, srcs=tuple(map(part, step.srcs)), dst=part(step.dst), extras=extras,
+                       others=tuple(map(part, step.others)))
+    copied = replace(step, src=part(step.src), dst=part(step.dst))
+    return replace(copied, others=tuple(map(part, copied.others))) if isinstance(copied, PutPackets) else copied
 
 
 def key_of(region: Region) -> Key:
@@ -92,12 +91,12 @@ def check_buffer(buffer: Buffer) -> bool:
 
 
 def check_launch(plan: Plan, launch: Launch) -> Problem | None:
-    """A launch that exchanges packets does nothing else, and what else it touches no peer can see: packets order their own
-    bytes alone, and threads of a block do not wait for each other."""
+    """A launch that exchanges packets copies besides, and does nothing else; and what else it touches no peer can see:
+    packets order their own bytes alone, and threads of a block do not wait for each other."""
     if not any(isinstance(step, PacketStep) for step in launch.steps):
         return None
-    if launch.agent != "blocks" or not all(isinstance(step, PacketStep) for step in launch.steps):
-        return "packets", "a launch of blocks that exchanges packets does nothing else, since they order nothing else"
+    if launch.agent != "blocks" or not all(type(step) is Copy or isinstance(step, PacketStep) for step in launch.steps):
+        return "packets", "a launch of blocks that exchanges packets only copies besides, since they order nothing else"
     packets, visible = buffers_of(plan), {buffer.name for buffer in plan.buffers if buffer.peer_visible}
     for step in launch.steps:
         touched = (step.src, step.dst) if isinstance(step, Copy) else (*step.srcs, *step.extras, step.dst) \

@@ -19,7 +19,8 @@ from tilescale.schedules.story import Counterexample, Place
 
 # What a task needs, done before in the same call by the same blocks: it leaves numbers in their shared memory.
 BEFORE = {"route": (), "total": ("route",), "send": ("total",), "place": (), "tally": (), "return": ("tally",),
-          "weigh": ("total", "tally"), "arrange": ("total",), "send_group": ("arrange",), "place_group": (), "multiply": ()}
+          "weigh": ("total", "tally"), "arrange": ("total",), "send_group": ("arrange",), "place_group": (), "multiply": (),
+          "return_group": ("tally",)}
 # What outputs must hold.
 RESULT = {"moe_dispatch": {"out": "place", "counts": "place"}, "moe_combine": {"out": "weigh"},
           "moe_dispatch_gemm": {"out": "multiply", "counts": "place_group"}, "moe_gemm_combine": {"out": "weigh"}}
@@ -46,6 +47,7 @@ class RaggedFlow(Following):
         self.done: dict[tuple[int, str, str, int], set[str]] = {}
         self.products = self.plan.op == "moe_gemm_combine"  # which are what goes back
         self.held = "multiply" if self.products else "a"
+        self.grouped = any(isinstance(s, Grouped) and s.task == "return_group" for *_, s in self.plan.steps_of(0))
         self.pulls = any(b.peer_visible for b in self.plan.buffers if b.name in ("a", "staging"))
 
     def _contents(self, rank: int, buffer: str, call: int) -> Contents:
@@ -140,9 +142,11 @@ class RaggedFlow(Following):
             return own("a", "b", "counts") if self.products else own("place_group", "b", "place_group")
         if step.task == "tally":
             return own("counts")
+        if step.task == "return_group":
+            return own("multiply")
         if step.task == "return":
             return [] if self.pulls else own(self.held)
-        given = [Made("return", peer, rank, call) for peer in peers]
+        given = [Made("return_group" if self.grouped else "return", peer, rank, call) for peer in peers]
         return [*given, *(pulled if self.pulls else []), *own("weights", "indices", "route", self.held)]
 
     def _refuse(self, rank: int, work: Work, call: int, message: str) -> Counterexample:

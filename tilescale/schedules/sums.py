@@ -14,7 +14,7 @@ from math import prod
 
 from tilescale.schedules.extras import NO_EXTRAS, Extras, extras_of
 from tilescale.schedules.geometry import Chunk, cut
-from tilescale.schedules.plan import PACKET_BYTES, Buffer, Gemm, Goal, MultimemReduce, Region, Sum
+from tilescale.schedules.plan import Buffer, Gemm, Goal, MultimemReduce, Region, Sum
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec
@@ -286,16 +286,6 @@ class RingGeometry(SumGeometry):
         """The sum so far and the part of its owner, rounded."""
         sources = (self.carried(owner, chunk), self.part(owner, owner, chunk))
         return Sum(sources, target, self.sum.element, self.sum.out, carried=CARRIED_DTYPE)
-
-
-def in_packets(found: Summed, algorithm: str) -> bool:
-    """Whether what a rank adds up is whole packets, one at least. Of two shots the shards are equal, and sums as wide as
-    parts, since both travel."""
-    size = found.rows * found.part_row_bytes
-    if algorithm == "two_shot":
-        even = found.rows % found.world == 0 and found.part_row_bytes == found.out_row_bytes
-        size = size // found.world if even else 0
-    return size > 0 and size % PACKET_BYTES == 0
 
 
 @lru_cache(maxsize=256)

@@ -27,7 +27,8 @@ from tilescale.schedules.story import Counterexample, Proof, Stats
 
 LIMITS = (
     "Not covered by a proof: memory ordering below the stated rules (a signal publishes all earlier steps of its "
-    "block, a wait acquires them); the inside of a step (threads, pipelines, element types, rounding, the order of a sum); "
+    "block, a wait acquires them, half a packet arrives as a whole); the inside of a step (threads, pipelines, element "
+    "types, rounding, the order of a sum); "
     "that the kernel text carries out the plan (the emulator's conformance shows it); that streams of a rank and their "
     "launches run side by side; more calls than those unrolled; two calls at a time on one workspace; of ragged steps, how "
     "blocks share what they touch and which rows they touch inside the segments that they may (emulations of several "

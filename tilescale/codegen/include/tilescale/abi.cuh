@@ -27,7 +27,7 @@ enum SumForm : u32 { kSumParts = 0, kSumBegun = 1, kSumAdded = 2, kSumCompleted 
 // Where experts multiply their rows, that row holds the group (value).
 enum RaggedTask : u32 {
   kRoute = 1, kTotal = 2, kSend = 3, kPlace = 4, kTally = 5, kReturn = 6, kWeigh = 7, kArrange = 8, kSendGroup = 9,
-  kPlaceGroup = 10, kProducts = 11
+  kPlaceGroup = 10, kProducts = 11, kReturnGroup = 12
 };
 
 // One row of a step table (64 bytes).

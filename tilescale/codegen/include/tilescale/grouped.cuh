@@ -3,7 +3,7 @@
 // The experts of a rank are cut into groups. A token crosses a link once, with the first group that has one of its experts:
 // senders list their tokens in this order and send one group after the other. Receivers take the rows of a group out of the
 // segments, those of each expert to a multiple of `moe_pad` rows, so that no tile holds rows of two experts. Other blocks
-// multiply what is placed.
+// multiply what is placed. Before a combine, products of a group go back while those of the next ones are made.
 #pragma once
 
 namespace ts {
@@ -151,6 +151,39 @@ template <class C> TS_DEV void group_step(const Call& call, const Step& step, co
   }
 }
 
+// The way back. Gives a source its products of the experts of a group: in its segment behind those of the groups before, by
+// expert as return_step does.
+template <class C>
+TS_DEV void return_group_step(const Call& call, const Step& step, const Step* behind, const Block& me, u8* smem) {
+  typedef MoeShape<C> Shape;
+  const MoeShared shared = moe_shared<C>(smem);
+  const u32 source = step.value, bytes = step.first_tile, group = behind[0].value;
+  const u32 capacity = (u32)behind[0].size * Shape::kTopK;
+  const u32* begins = shared.first + source * Shape::kLocal;
+  const u32* rows = shared.rows + source * Shape::kLocal;
+  const u8* from = call.at(step.source, step.source_offset);
+  u8* segment = call.at(step.target, step.target_offset);
+  u32 first = 0, behind_last = 0;  // of the group, in the segment
+#pragma unroll 4
+  for (u32 e = 0; e < (group + 1u) * Shape::kGroup; ++e) {
+    if (e < group * Shape::kGroup) first += rows[e];
+    behind_last += rows[e];
+  }
+  behind_last = behind_last < capacity ? behind_last : capacity;
+  const u32 number = first < behind_last ? behind_last - first : 0u, warp = thread() / 32u;
+  const Share even = share_of(number, me.index, me.gang);
+  charge_rows<C>(call, step, even.end - even.begin, bytes);
+  if (warp < Shape::kMovers) {
+    u32 expert = group * Shape::kGroup, passed = 0;  // rows of the experts before
+    for (u32 i = me.index * Shape::kMovers + warp; i < number; i += me.gang * Shape::kMovers) {
+      while (i - passed >= rows[expert]) passed += rows[expert++];
+      const u64 row = begins[expert] + (i - passed), slot = first + i;
+      if (row < step.size) move_row<C>(from + row * bytes, segment + slot * bytes, bytes);
+    }
+  }
+  if constexpr (C::link_clock) sync();
+}
+
 // -- products ---------------------------------------------------------------------------------------------------------------
 
 // What a block knows of the rows of its rank's experts, in shared memory behind the barriers of the pipeline: `told[g]` is
@@ -237,6 +270,7 @@ TS_DEV void grouped_producer(const Call& call, const Maps& maps, const Block& me
   for (u32 i = 0; i < me.num_steps; ++i) {
     const Step* behind = call.args->steps + me.first_step + i + 1;
     const Step step = behind[-1];
+    if (step.kind == kSignal) continue;
     step_begin(step.id);
     if (step.kind == kWait) {
       wait_step(call, step);
@@ -255,6 +289,7 @@ TS_DEV void grouped_producer(const Call& call, const Maps& maps, const Block& me
           }
         });
       }
+      warp_sync();  // lanes that polled for the next group would take turns with the one that loads
       i += step.rows;
     }
     step_end();
@@ -264,6 +299,7 @@ TS_DEV void grouped_producer(const Call& call, const Maps& maps, const Block& me
 template <class C>
 TS_DEV void grouped_consumer(const Call& call, const Maps& maps, const Block& me, u8* smem, u64* full, u64* empty) {
   constexpr int kSubtiles = GemmLayout<C>::subtiles;
+  constexpr u32 kMultiply = GemmLayout<C>::consumers * 128;  // threads
   const u32 warpgroup = thread() / 128 - 1;
   Ring<C::num_stages> ring;
   Staging<C> staging{smem + GemmLayout<C>::staging_offset + (thread() / 32 - 4) * Staging<C>::warp_bytes};
@@ -271,11 +307,20 @@ TS_DEV void grouped_consumer(const Call& call, const Maps& maps, const Block& me
   const KRange range{0, (call.args->k + C::block_k - 1) / C::block_k};
   const u32 n = call.args->n;
   GroupsBefore before;
+  bool signalled = false;
   for (u32 i = 0; i < me.num_steps; ++i) {
     const Step* behind = call.args->steps + me.first_step + i + 1;
     const Step step = behind[-1];
     if (step.kind == kWait) continue;
     step_begin(step.id);
+    if (step.kind == kSignal) {
+      if (!signalled) named_barrier(kConsumersMeet, kMultiply);
+      if (thread() % kMultiply == 0) signal_step(call, step, !signalled);
+      signalled = true;
+      step_end();
+      continue;
+    }
+    signalled = false;
     const u32 group = behind[0].value;
     barrier_wait(call, step, &table.told[group], 0u);
     for_group_tiles<C>(call, table, group, me, before, [&](u32 expert, TilePosition tile) {
@@ -292,6 +337,9 @@ TS_DEV void grouped_consumer(const Call& call, const Maps& maps, const Block& me
     step_end();
   }
 }
+
+// A product is stored as a part of what a text makes of it: where products go back, these are summed, and rounded then.
+template <class C> struct Products : C { typedef typename C::Part Out; };
 
 // Registers move from the loading to the multiplying warpgroups, as in gemm_role.
 template <class C> TS_DEV void grouped_role(const Call& call, const Maps& maps, const Block& me, u8* smem) {

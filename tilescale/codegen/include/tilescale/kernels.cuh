@@ -38,14 +38,14 @@ namespace ts {
 template <class C> TS_DEV void walk(const Call& call, const Block& me, const Maps& maps, u8* smem) {
   if constexpr (Moe<C>::value && C::has_gemm) {
     if (me.role == kGemmRole) {
-      grouped_role<C>(call, maps, me, smem);
+      grouped_role<Products<C>>(call, maps, me, smem);
     } else {
       moe_role<C>(call, me, smem);
     }
   } else if constexpr (Moe<C>::value) {
     moe_role<C>(call, me, smem);
   } else if constexpr (Grouped<C>::value) {
-    grouped_role<C>(call, maps, me, smem);
+    grouped_role<Products<C>>(call, maps, me, smem);
   } else if constexpr (C::has_copy && C::has_gemm) {
     if (me.role == kGemmRole) {
       product_role<C>(call, maps, me, smem);

@@ -523,8 +523,10 @@ template <class C> TS_DEV void weigh_step(const Call& call, const Step& step, co
   if constexpr (C::link_clock) sync();
 }
 
-// The steps of a dispatch whose rows experts multiply (grouped.cuh).
+// The steps of a dispatch whose rows experts multiply, and of a combine of products (grouped.cuh).
 template <class C> TS_DEV void group_step(const Call& call, const Step& step, const Step* behind, const Block& me, u8* smem);
+template <class C>
+TS_DEV void return_group_step(const Call& call, const Step& step, const Step* behind, const Block& me, u8* smem);
 
 template <class C> TS_DEV void ragged_step(const Call& call, const Step& step, const Step* behind, const Block& me, u8* smem) {
   if (step.per_call == kRoute) {
@@ -539,6 +541,9 @@ template <class C> TS_DEV void ragged_step(const Call& call, const Step& step, c
       return_step<C>(call, step, behind, me, smem);
     } else if (step.per_call == kWeigh) {
       weigh_step<C>(call, step, behind, me, smem);
+    }
+    if constexpr (Grouped<C>::value) {
+      if (step.per_call == kReturnGroup) return_group_step<C>(call, step, behind, me, smem);
     }
   } else if constexpr (Grouped<C>::value) {
     group_step<C>(call, step, behind, me, smem);

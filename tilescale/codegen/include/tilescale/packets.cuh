@@ -1,5 +1,8 @@
-// Sums over ranks whose parts travel as packets (NCCL's LL protocol): data and mark in one store that arrives as a whole, so
-// whoever finds the mark has the data. No fence, no signal, no counter, no table: one trip over the link a shot.
+// Gathers, and sums over ranks, by packets (NCCL's LL protocol): data and mark in one store that arrives as a whole, so
+// whoever finds the mark has the data. No fence, no signal, no counter, no table: one trip over the link.
+//
+// A rank sends all that it has to every peer, who adds up, or keeps it (`gathers`); or it deals the rows of their owners to
+// them (`deals`), who add up, and may hand out the sums (`hands_out`): a second trip.
 //
 // What comes from rank s lies in the inbox of a rank behind what comes from the ranks before it. The launch has one row,
 // which comes with the arguments (see Step in abi.cuh). All warps but the last exchange packets; the last one counts the
@@ -56,9 +59,9 @@ struct Steps {
   }
 };
 
-// Of the operand: in one shot all of it, in two the rows of `owner`.
+// Of the operand: what `owner` gets.
 template <class C> TS_DEV const u64* part_for(const Exchange& ex, u32 owner) {
-  return C::two_shots ? ex.operand + ex.each * owner : ex.operand;
+  return C::deals ? ex.operand + ex.each * owner : ex.operand;
 }
 
 // Data of packets from `at` on to every peer, the same for all of them, into the inboxes from slot `slot` on.
@@ -72,7 +75,7 @@ TS_DEV void send_packets(const Call& call, const Exchange& ex, u32 slot, u64 at,
   }
 }
 
-// One shot: packets `at`, and `kUnits` - 1 more, of the one part for all.
+// Packets `at`, and `kUnits` - 1 more, the same for all peers.
 template <class C, int kUnits> TS_DEV void put_packets(const Call& call, const Step& step, const Exchange& ex, u64 at) {
   u64 held[kUnits];
 #pragma unroll
@@ -80,7 +83,7 @@ template <class C, int kUnits> TS_DEV void put_packets(const Call& call, const S
   send_packets<C, kUnits>(call, ex, step.counter, at, held);
 }
 
-// Two shots: data of packet `at` for peers at distances from `d` on, who get other rows each.
+// Data of packet `at` for peers at distances from `d` on, who get other rows each.
 template <class C, int kPeers>
 TS_DEV void load_parts(const Step& step, const Exchange& ex, int d, u64 at, u64 (&held)[kPeers]) {
 #pragma unroll
@@ -202,7 +205,7 @@ TS_DEV void sum_packets(const Call& call, const Step& step, const Steps& steps, 
       }
     }
   }
-  const u64 place = C::two_shots ? ex.each * ex.rank + at : at;
+  const u64 place = C::hands_out ? ex.each * ex.rank + at : at;  // of the output
   const Results results{&call, 0ull, call.args->n};
   u8* to = (u8*)call.args->base[step.target];
 #pragma unroll
@@ -210,7 +213,7 @@ TS_DEV void sum_packets(const Call& call, const Step& step, const Steps& steps, 
     if constexpr (EpilogueOf<C>::any) finish_elements<C>(results, (place + u * kStride) * Unit::kElements, sums[u]);
     Unit::write(to + (place + u * kStride) * Unit::kOutBytes, sums[u]);
   }
-  if constexpr (C::two_shots) {  // to be handed out, in the same bits
+  if constexpr (C::hands_out) {  // to be handed out, in the same bits
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
       alignas(16) u8 bytes[Unit::kOutBytes];
@@ -221,7 +224,7 @@ TS_DEV void sum_packets(const Call& call, const Step& step, const Steps& steps, 
   }
 }
 
-// The sums of all other owners, as they come, to where they belong in the output.
+// What comes from all other ranks to where it belongs in the output.
 template <class C> TS_DEV void get_packets(const Call& call, const Step& step, const Steps& steps, const Exchange& ex,
                                            const U128* inbox, u64 at) {
   constexpr int kBatch = PacketShape<C>::kBatch;
@@ -241,21 +244,22 @@ template <class C> TS_DEV void get_packets(const Call& call, const Step& step, c
   }
 }
 
-// The scale model: what a block sends takes the links, with its marks, before it leaves; of two shots all before the first.
+// The scale model: what a block sends takes the links, with its marks, before it leaves; sums that are
+// handed out before they are made.
 template <class C> TS_DEV void walk_packets(const Call& call, const Step& step, u64 packets) {
   if (thread() == PacketShape<C>::kThreads) {
     Step sent = step;
     sent.counter = call.args->rank;
     for (u32 peer = 0; peer < (u32)C::sum_sources; ++peer) {
       sent.value = peer;
-      walk_links(call, sent, packets * (C::two_shots ? 4u : 2u) * kPacketBytes);
+      walk_links(call, sent, packets * (C::hands_out ? 4u : 2u) * kPacketBytes);
     }
   }
   sync();
 }
 
 // Warps that exchange packets. `ahead`: the data of the first.
-template <class C> TS_DEV void one_shot(const Call& call, const Step& step, const Exchange& ex, const u64 (&ahead)[1]) {
+template <class C> TS_DEV void put_all(const Call& call, const Step& step, const Exchange& ex, const u64 (&ahead)[1]) {
   constexpr int kUnits = PacketShape<C>::kUnits;
   constexpr u64 kStride = PacketShape<C>::kThreads;
   if (ex.first < ex.end) send_packets<C, 1>(call, ex, step.counter, ex.first, ahead);
@@ -263,19 +267,39 @@ template <class C> TS_DEV void one_shot(const Call& call, const Step& step, cons
   for (; i + (kUnits - 1) * kStride < ex.end; i += kUnits * kStride) put_packets<C, kUnits>(call, step, ex, i);
   for (; i < ex.end; i += kStride) put_packets<C, 1>(call, step, ex, i);
   step_end();
+  warp_sync();  // lanes leave their loops by themselves, and a warp arrives as one
   named_arrive(kEpochKnown, C::threads);
+}
+
+template <class C> TS_DEV void sum_all(const Call& call, const Step& step, const Exchange& ex) {
+  constexpr int kUnits = PacketShape<C>::kUnits;
+  constexpr u64 kStride = PacketShape<C>::kThreads;
   const Steps steps{step.id + 1u, false};
   const U128* inbox = (const U128*)call.at(step.counter + ex.rank, 0);
-  i = ex.first;
+  u64 i = ex.first;
   for (; i + (kUnits - 1) * kStride < ex.end; i += kUnits * kStride)
     sum_packets<C, kUnits>(call, step, steps, ex, inbox, i);
   for (; i < ex.end; i += kStride) sum_packets<C, 1>(call, step, steps, ex, inbox, i);
   step_end();
 }
 
-// The same; a thread hands out the sums of the packets that it has added up, and takes those of the same number from others.
+// Also the own part goes to the output.
+template <class C> TS_DEV void gather_all(const Call& call, const Step& step, const Exchange& ex) {
+  constexpr u64 kStride = PacketShape<C>::kThreads;
+  const Steps steps{step.id + 2u, true};
+  const U128* inbox = (const U128*)call.at(step.counter + ex.rank, 0);
+  u64* own = (u64*)call.args->base[step.target] + ex.each * ex.rank;
+  for (u64 i = ex.first; i < ex.end; i += kStride) {
+    step_begin(step.id + 1u);
+    store(own + i, load(ex.operand + i));
+    get_packets<C>(call, step, steps, ex, inbox, i);
+  }
+  step_end();
+}
+
+// Where sums are handed out, a thread takes packets of the numbers of those that it has added up.
 template <class C>
-TS_DEV void two_shots(const Call& call, const Step& step, const Exchange& ex, const u64 (&ahead)[PacketShape<C>::kBatch]) {
+TS_DEV void sum_dealt(const Call& call, const Step& step, const Exchange& ex, const u64 (&ahead)[PacketShape<C>::kBatch]) {
   constexpr u64 kStride = PacketShape<C>::kThreads;
   if (ex.first < ex.end) {
     deal_parts<C>(call, step, ex, 1, ex.first, ahead);
@@ -283,29 +307,32 @@ TS_DEV void two_shots(const Call& call, const Step& step, const Exchange& ex, co
   }
   for (u64 i = ex.first + kStride; i < ex.end; i += kStride) deal_packets<C>(call, step, ex, 1, i);
   step_end();
+  warp_sync();  // lanes leave their loops by themselves, and a warp arrives as one
   named_arrive(kEpochKnown, C::threads);
   const Steps adding{step.id + C::sum_sources - 1u, false}, handed{step.id + C::sum_sources, true};
   const U128* inbox = (const U128*)call.at(step.counter + ex.rank, 0);
   for (u64 i = ex.first; i < ex.end; i += kStride) sum_packets<C, 1>(call, step, adding, ex, inbox, i);
-  const U128* sums = (const U128*)call.at(step.per_call + ex.rank, 0);
-  for (u64 i = ex.first; i < ex.end; i += kStride) get_packets<C>(call, step, handed, ex, sums, i);
+  if constexpr (C::hands_out) {
+    const U128* sums = (const U128*)call.at(step.per_call + ex.rank, 0);
+    for (u64 i = ex.first; i < ex.end; i += kStride) get_packets<C>(call, step, handed, ex, sums, i);
+  }
   step_end();
 }
 
 // All threads of the block. What a block sends is what the blocks of its number await elsewhere. Operand and output have one
 // version each, so that the first of a thread's share and the epoch are loaded side by side.
 template <class C> TS_DEV void packet_role(const Arguments& args) {
-  constexpr int kAhead = C::two_shots ? PacketShape<C>::kBatch : 1;
+  constexpr int kAhead = C::deals ? PacketShape<C>::kBatch : 1;
   const Step step = args.only;
   const u64 each = step.size / kPacketBytes, begin = (u64)step.rows * block();
   Exchange ex{each, begin + thread(), begin + step.rows < each ? begin + step.rows : each,
               (const u64*)args.base[step.source], args.rank, 0u};
   u64 ahead[kAhead] = {};
+  step_begin(step.id);
   if (thread() < PacketShape<C>::kThreads && ex.first < ex.end) {
-    if constexpr (C::two_shots) {
+    if constexpr (C::deals) {
       load_parts<C>(step, ex, 1, ex.first, ahead);
     } else {
-      step_begin(step.id);
       ahead[0] = load(ex.operand + ex.first);
     }
   }
@@ -315,11 +342,15 @@ template <class C> TS_DEV void packet_role(const Arguments& args) {
   if (thread() >= PacketShape<C>::kThreads) {
     named_barrier(kEpochKnown, C::threads);
     if (thread() == PacketShape<C>::kThreads) finish(call, args.last);
-  } else if constexpr (C::two_shots) {
-    two_shots<C>(call, step, ex, ahead);
+  } else if constexpr (C::deals) {
+    sum_dealt<C>(call, step, ex, ahead);
   } else {
-    step_begin(step.id);
-    one_shot<C>(call, step, ex, ahead);
+    put_all<C>(call, step, ex, ahead);
+    if constexpr (C::gathers) {
+      gather_all<C>(call, step, ex);
+    } else {
+      sum_all<C>(call, step, ex);
+    }
   }
 }
 
