@@ -47,6 +47,7 @@ def kind(schedule: Schedule) -> tuple[str, ...]:
         "split contraction": schedule.split_k > 1,
         "shared tiles": schedule.stream_k > 0,
         "few rows": 0 < schedule.block_m < 64,
+        "in packets": schedule.protocol == "ll",
         f"by {schedule.copy_scope}": schedule.copy_scope != "block",
     }
     words = (schedule.algorithm, schedule.transport, schedule.direction, schedule.overlap)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+INTERRUPTED = 130
+
 
 def main() -> None:
     """Run the command line; an installation without its packages is told so."""
@@ -14,6 +16,9 @@ def main() -> None:
             raise
         sys.exit(f"error: the command line needs {error.name}; got: an installation without it; "
                  "pip install 'tilescale[perfdb]'")
+    except KeyboardInterrupt:  # importing takes a moment, in which a user may think again
+        print("interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
     run()
 
 

@@ -33,3 +33,11 @@ def test_a_fault_of_the_package_itself_is_not_hidden(package: str) -> None:
 def test_loading_and_checking_bundles_needs_none_of_them() -> None:
     done = run("import tilescale.deploy.load, tilescale.deploy.checking; print('fine')")
     assert done.stdout == "fine\n", done.stderr
+
+
+@pytest.mark.parametrize("package", ["tilescale", "perfdb"])
+def test_an_interrupt_while_modules_are_imported_is_one_word(package: str) -> None:
+    class_text = "class Stop:\n def find_spec(self, name, *_):\n  if name.endswith('.cli'): raise KeyboardInterrupt\n"
+    code = f"import sys\n{class_text}sys.meta_path.insert(0, Stop())\nfrom {package}.__main__ import main\nmain()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")

@@ -207,6 +207,16 @@ def test_space_counts_and_lists() -> None:
     assert "a library call cannot wait inside" in text
 
 
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_space_without_a_schedule_ends_as_a_failure_and_shows_the_rules(form: list[str]) -> None:
+    recipe = Path("small.toml").read_text().replace("bfloat16", "float8_e4m3fn").replace('order = "col"', 'order = "row"')
+    Path("none.toml").write_text(recipe)
+    done = run("space", "none.toml", "-w", "up", *form)
+    assert done.exit_code == 1, done.output
+    assert "up: no schedule is feasible" in done.output
+    assert "declare B with order='col'" in done.output
+
+
 def test_space_records_what_tune_replays() -> None:
     done = run("space", "small.toml", "-w", "tokens", "--record", "--spaces", "here")
     assert done.exit_code == 0, done.output
@@ -391,6 +401,7 @@ WRONG = [
     (["emit", "small.toml"], "choose with --workload: up, tokens"),
     (["explain", *QUICK, "-s", "transprt=tma"], "did you mean 'transport'?"),
     (["explain", *QUICK, "-s", "block_m=96"], "block_m is one of"),
+    (["explain", *QUICK, "-s", "depth=1,depth=2"], "names a knob once"),
     (["explain", *QUICK, "--constraint", "shared"], "--constraint is known"),
     (["tune"], "tune works on RECIPES, on --model or on --op"),
     (["tune", "small.toml", "--strategy", "modle", "--db", "x.db"], "did you mean 'model'?"),

@@ -1,7 +1,10 @@
 """The proof before launch, in numbers: speed of the verifier, schedules proved, mutants caught, false alarms.
 
-    python benchmarks/proof/bench_proof.py              everything: minutes
+    python benchmarks/proof/bench_proof.py              everything
     python benchmarks/proof/bench_proof.py --sample 20  every 20th schedule and text mutant
+
+It takes about an hour of two cores. Parts that have ended are kept in --keep FOLDER, so that a run that was interrupted
+goes on behind them, as long as no source has changed.
 
 The last line of stdout is one JSON object. `mutants` are those that change behaviour; `equivalent` come on top, and are
 listed with their reasons in --list FILE. `emulated_gemm_rs_s` (one call of the 512x128x256 gemm_rs on 4 ranks) and
@@ -19,8 +22,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("benchmarks", "tests/proof", "tests/schedules", "tests/codegen", "tests")
@@ -32,6 +37,7 @@ from reduce_plans import gemm_rs  # noqa: E402
 from suite import Score, all_text_mutants, false_alarms, plan_mutants, score_plans, score_texts  # noqa: E402
 from support import ag_gemm  # noqa: E402
 
+from tilescale.canon import digest_bytes  # noqa: E402
 from tilescale.codegen.emit import emit  # noqa: E402
 from tilescale.codegen.host.build import build_candidate, build_runtime  # noqa: E402
 from tilescale.commands.worlds import shipped, targets_for  # noqa: E402
@@ -90,20 +96,46 @@ def prove(recipe: Path, world: int, every: int) -> tuple[str, int, list[str]]:
     return f"{recipe}: {', '.join(labels)}; {len(cache.known)} protocols", count, failed
 
 
-def judge_texts(first: int, every: int) -> Score:
-    """Text mutants number `first` * CHUNK and on."""
+def judge_texts(first: int, every: int) -> dict[str, Any]:
+    """The score of text mutants number `first` * CHUNK and on."""
     score = Score()
     score_texts(score, all_text_mutants()[::every][first * CHUNK : (first + 1) * CHUNK])
-    return score
+    return asdict(score)
 
 
-def merge(total: Score, part: Score) -> None:
-    total.mutants += part.mutants
-    total.caught += part.caught
-    total.equivalent += part.equivalent
-    total.missed += part.missed
-    total.kinds += part.kinds
-    total.caught_by += part.caught_by
+def merge(total: Score, part: dict[str, Any]) -> None:
+    for name, value in part.items():
+        if isinstance(value, dict):
+            getattr(total, name).update(value)
+        elif isinstance(value, list):
+            getattr(total, name).extend(map(tuple, value) if name == "equivalent" else value)
+        else:
+            setattr(total, name, getattr(total, name) + value)
+
+
+class Kept:
+    """Results of parts that have ended, one file each, of one state of the sources."""
+
+    def __init__(self, folder: Path) -> None:
+        tests = b"".join(path.read_bytes() for path in sorted((ROOT / "tests").rglob("*")) if path.is_file())
+        self.folder = folder / digest_bytes(common.version().encode() + tests)
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def of(self, pool: Executor, work: Callable[..., Any], *given: Any) -> Callable[[], Any]:
+        """The result of `work(*given)`: what is kept, or what the pool finds, which is then kept."""
+        path = self.folder / f"{digest_bytes(repr((work.__name__, given)).encode())}.json"
+        if path.exists():
+            return lambda: json.loads(path.read_text())
+        future = pool.submit(work, *given)
+        future.add_done_callback(lambda done: self._keep(path, done))
+        return future.result
+
+    @staticmethod
+    def _keep(path: Path, done: Future[Any]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            aside = path.with_suffix(".part")
+            aside.write_text(json.dumps(done.result()))
+            aside.replace(path)
 
 
 def emulation_times() -> tuple[float, float]:
@@ -140,10 +172,21 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=1, metavar="N", help="every Nth schedule and text mutant only")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--recipes", type=Path, default=ROOT / "recipes")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", default=ROOT / "build" / "proof", help="parts that ended")
     parser.add_argument("--list", type=Path, metavar="FILE", help="write the equivalent mutants with their reasons")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the figures with command and version")
     options = parser.parse_args()
+    kept = Kept(options.keep)
+    try:
+        return measure(options, kept)
+    except KeyboardInterrupt:
+        parts = len(list(kept.folder.glob("*.json")))
+        print(f"interrupted; {parts} parts are kept: the same command goes on behind them", file=sys.stderr)
+        return 130
 
+
+def measure(options: argparse.Namespace, kept: Kept) -> int:
+    """All figures, printed and written; the exit code."""
     plan = gemm_rs(8, 8, 16)
     gemm_rs_s = fastest(lambda: proved(plan, 2))
     say(f"gemm_rs, 8 ranks x 8 blocks x 16 tiles x 2 calls: {gemm_rs_s:.3f} s")
@@ -159,7 +202,7 @@ def main() -> int:
         say(f"gemm_rs 512x128x256 on 4 ranks: {emulation_s:.3f} s a call emulated, {compile_s:.3f} s a kernel compiled")
         score_plans(score, plan_mutants())
         say(f"plan mutants: {score.caught} of {score.mutants} caught, {len(score.equivalent)} equivalent")
-        count, failed = run_pool(options.recipes, options.sample, options.jobs, score)
+        count, failed = run_pool(kept, options.recipes, options.sample, options.jobs, score)
         families, wrong = emulated()
         alarms = [*false_alarms(), *wrong]
     report(score, failed, alarms)
@@ -190,20 +233,23 @@ def main() -> int:
     return 1 if failed or alarms or score.missed else 0
 
 
-def run_pool(recipes: Path, every: int, jobs: int, score: Score) -> tuple[int, list[str]]:
+def run_pool(kept: Kept, recipes: Path, every: int, jobs: int, score: Score) -> tuple[int, list[str]]:
     """Proofs of all recipes and worlds, and all text mutants, side by side; schedules proved, and what was not."""
-    count, failed = 0, []
+    count, failed = 0, list[str]()
     texts = -(-len(all_text_mutants()[::every]) // CHUNK)
-    with ProcessPoolExecutor(jobs) as pool:
-        proofs = [pool.submit(prove, recipe, world, every) for world in reversed(WORLDS) for recipe in shipped(recipes)]
-        judged: list[Future[Score]] = [pool.submit(judge_texts, first, every) for first in range(texts)]
+    pool = ProcessPoolExecutor(jobs)
+    try:
+        proofs = [kept.of(pool, prove, recipe, world, every) for world in reversed(WORLDS) for recipe in shipped(recipes)]
+        judged = [kept.of(pool, judge_texts, first, every) for first in range(texts)]
         for proof in proofs:
-            what, number, bad = proof.result()
+            what, number, bad = proof()
             count, failed = count + number, failed + bad
             say(f"proved {number}, refused {len(bad)}: {what}")
         for at, part in enumerate(judged, 1):
-            merge(score, part.result())
+            merge(score, part())
             say(f"text mutants: {at} of {len(judged)} parts judged, {len(score.missed)} mutants missed so far")
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
     return count, failed
 
 

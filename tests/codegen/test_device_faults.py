@@ -40,7 +40,7 @@ FAULTS: dict[str, tuple[str, str, str, tuple[Spec, Schedule]]] = {
                                "mb_expect(full, GemmLayout<C>::stage_bytes - 16);", (ag_gemm(), GEMM)),
     "stale epoch": ("comm.cuh", "store(&state->calls, call.calls + 1u);", "", (ag_gemm(), GEMM)),
     "wrong half of the buffer": ("comm.cuh", "((calls & 1u) ? args->stride[slot] : 0ull)", "0ull", (ag_gemm(), GEMM)),
-    "share off by one unit": ("share.cuh", "const u64 each = (units + gang - 1) / gang;",
+    "share off by one unit": ("share.cuh", "const u64 each = most >> 32 ? most / gang : (u32)most / gang;",
                               "const u64 each = units / gang;",
                               (all_gather((4092, 3)), replace(TMA, transport="peer_copy"))),
     "neighbour's rows stored": ("gemm_store.cuh", "(int)(out.first + row)", "(int)(out.first + row + 8)",

@@ -35,6 +35,8 @@ CASES: dict[str, tuple[Spec, Schedule]] = {
     "copy_unaligned": (all_gather((4096, 3), dtype="bfloat16"),
                        Schedule(overlap="none", num_comm_blocks=4, compute="generated")),
     "gemm_bias_swiglu": (ag_gemm(then=("bias", "swiglu")), GEMM),
+    "sum_in_packets": (reduction((4, 4096)), Schedule(
+        algorithm="one_shot", num_comm_blocks=4, compute="generated", protocol="ll")),
     "sum_normalised": (reduction(then=("residual_rmsnorm",)), Schedule(
         algorithm="one_shot", overlap="none", num_comm_blocks=4, compute="generated")),
 }

@@ -7,7 +7,7 @@ from itertools import takewhile
 from plan_mutants import Mutant, role_of
 
 from tilescale.schedules.footprint import accesses
-from tilescale.schedules.plan import Copy, Plan, Ragged, Reduce, Signal, Sum, Wait
+from tilescale.schedules.plan import Copy, Plan, Ragged, Reduce, Region, Signal, Sum, Wait
 
 
 def plan_reason(name: str, plan: Plan, mutant: Mutant) -> str:
@@ -15,6 +15,8 @@ def plan_reason(name: str, plan: Plan, mutant: Mutant) -> str:
     step = mutant.step
     if mutant.kind == "signal delayed past the waits":
         return "a signal that comes later orders no less; nothing that it now waits behind needs it (no deadlock)"
+    if mutant.kind == "packets awaited before they are sent" and mutant.place.startswith("rank"):
+        return "where one rank alone waits before it sends, the packets of its peers come all the same"
     if mutant.kind in ("duplicate signal", "signal of another value") and isinstance(step, Signal):
         if (step.rank, step.counter) in announced(plan):
             return "an announcement that touched no data says as much twice as once"
@@ -53,6 +55,8 @@ def plan_reason(name: str, plan: Plan, mutant: Mutant) -> str:
         return "the entries are numbered from the indices alone, before or behind the counts that a combine is given"
     if mutant.kind == "signal before its data" and isinstance(step, Signal):
         passed = passed_step(plan, mutant.rank, step)
+        if isinstance(passed, Copy) and not touched(plan, step.rank, passed.dst):
+            return "the rank that is signalled touches nothing of what the signal passes; that is another rank's"
         if isinstance(passed, Reduce) and passed.dst.rank != step.rank:
             return "the data that the signal passes is another rank's, whose own signal still follows it"
     return BY_NAME.get((name, mutant.kind), "")
@@ -182,6 +186,14 @@ def ends_with(plan: Plan, rank: int, step: Wait) -> bool:
             return False
         later = later or other is step
     return later
+
+
+def touched(plan: Plan, rank: int, written: Region) -> bool:
+    """Whether a step of `rank` touches any of these bytes."""
+    return any(
+        (region.rank, region.buffer) == (written.rank, written.buffer)
+        and region.offset < written.end and written.offset < region.end
+        for *_, step in plan.steps_of(rank) for region, _ in accesses(step))
 
 
 def unread(plan: Plan, step: Copy) -> bool:

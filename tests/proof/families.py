@@ -107,6 +107,10 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "all_reduce two_shot push": (_sum(), replace(COPY, transport="tma", **TWO_SHOT)),
     "all_reduce two_shot pull": (_sum(), replace(COPY, direction="pull", **TWO_SHOT, **PLAIN)),
     "all_reduce symmetric": (_sum(inputs="symmetric"), replace(COPY, direction="pull", **ONE_SHOT, **PLAIN)),
+    "all_reduce in packets": (_sum(), replace(COPY, protocol="ll", **ONE_SHOT, **PLAIN)),
+    "all_reduce in packets twice": (_sum(), replace(COPY, protocol="ll", **TWO_SHOT, **PLAIN)),
+    "all_reduce in packets, then bias": (
+        reduction((96, 24), 3, then=("bias", "accumulate")), replace(COPY, protocol="ll", **ONE_SHOT, **PLAIN)),
     "all_reduce copy engine": (_sum(), replace(COPY, **TWO_SHOT, **ENGINE)),
     "reduce_scatter uneven": (_sum(FullRow, 100), replace(COPY, depth=1, num_comm_blocks=2)),
     "reduce_scatter pull": (_sum(FullRow), replace(COPY, direction="pull", **PLAIN)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import UnionType
 from typing import TypeVar
 
 from tilescale.schedules.footprint import accesses
@@ -14,8 +15,10 @@ from tilescale.schedules.plan import (
     Copy,
     Gemm,
     Launch,
+    PacketStep,
     Pieces,
     Plan,
+    PutPackets,
     Ragged,
     Reduce,
     Region,
@@ -24,6 +27,7 @@ from tilescale.schedules.plan import (
     Signal,
     Step,
     Sum,
+    SumPackets,
     Wait,
 )
 
@@ -63,7 +67,7 @@ def with_launch(plan: Plan, rank: int, index: int, launch: Launch) -> Plan:
     return replace(plan, ranks=(*plan.ranks[:rank], launches, *plan.ranks[rank + 1 :]))
 
 
-def sites(plan: Plan, rank: int, wanted: type | tuple[type, ...]) -> list[tuple[int, int, int]]:
+def sites(plan: Plan, rank: int, wanted: type | tuple[type, ...] | UnionType) -> list[tuple[int, int, int]]:
     """(launch, role, index) of the steps of a kind."""
     return [
         (i, j, k)
@@ -74,7 +78,7 @@ def sites(plan: Plan, rank: int, wanted: type | tuple[type, ...]) -> list[tuple[
     ]
 
 
-def kind(name: str, wanted: type | tuple[type, ...]) -> Callable[[Rewrite], Rewrite]:
+def kind(name: str, wanted: type | tuple[type, ...] | UnionType) -> Callable[[Rewrite], Rewrite]:
     """Registers a change of one step: on a single rank at several places, and at one place on all ranks alike."""
 
     def register(rewrite: Rewrite) -> Rewrite:
@@ -518,6 +522,53 @@ def _sum_copied(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
     return put(steps, at, Copy(step.srcs[0], step.dst)) if step.srcs[0].size == step.dst.size else None
 
 
+# -- packets -----------------------------------------------------------------------------------------------------------
+@kind("packets to a peer less", PutPackets)
+def _peer_less(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, PutPackets)
+    return put(steps, at, replace(step, others=step.others[:-1])) if step.others else None
+
+
+@kind("packets to a peer twice", PutPackets)
+def _peer_twice(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, PutPackets)
+    return put(steps, at, replace(step, others=(*step.others[:-1], step.dst))) if step.others else None
+
+
+@kind("packets in the place of another rank", PutPackets)
+def _another_place(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, PutPackets)
+    target = _shift(plan, step.others[-1], step.dst.size) if step.others else None
+    return None if target is None else put(steps, at, replace(step, others=(*step.others[:-1], target)))
+
+
+@kind("packets awaited before they are sent", SumPackets)
+def _awaited_first(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    return [steps[at], *steps[:at], *steps[at + 1 :]] if at else None
+
+
+@kind("packets stored as plain bytes", PutPackets)
+def _stored_plainly(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, PutPackets)
+    return put(steps, at, *(Copy(step.src, target) for target in step.targets))
+
+
+@kind("packets read as plain bytes", SumPackets)
+def _read_plainly(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, SumPackets)
+    return put(steps, at, Sum(step.srcs, step.dst, step.element, step.out, step.extras, step.then))
+
+
+@kind("signal beside packets", PacketStep)
+def _signal_beside(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    return put(steps, at, steps[at], Signal((rank + 1) % plan.world, 0))
+
+
 # -- steps whose sizes the device knows --------------------------------------------------------------------------------
 @kind("drop ragged step", Ragged)
 def _drop_ragged(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
@@ -666,6 +717,21 @@ def _zeros(plan: Plan) -> Iterator[tuple[str, Plan]]:
             yield buffer.name, replace(plan, buffers=tuple(replace(b, zeroed=False) for b in plan.buffers))
 
 
+@whole("packets without marks")
+def _without_marks(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    for buffer in plan.buffers:
+        if buffer.packets:
+            yield buffer.name, replace(plan, buffers=tuple(replace(b, packets=False) for b in plan.buffers))
+
+
+@whole("packets of another number of blocks")
+def _blocks_of_packets(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    for index, launch in enumerate(plan.ranks[0]):
+        if any(isinstance(step, PacketStep) for step in launch.steps):
+            role = replace(launch.roles[0], blocks=launch.roles[0].blocks - 1)
+            yield launch.name, with_launch(plan, 0, index, replace(launch, roles=(role,)))
+
+
 @whole("buffer too small")
 def _small(plan: Plan) -> Iterator[tuple[str, Plan]]:
     for buffer in plan.buffers:
@@ -687,7 +753,8 @@ def _blocks(plan: Plan) -> Iterator[tuple[str, Plan]]:
     waited = {(rank, s.counter) for rank in range(plan.world) for _, _, _, s in plan.steps_of(rank) if isinstance(s, Wait)}
     for index, launch in enumerate(plan.ranks[0]):
         meets = any(
-            isinstance(s, Wait) or (isinstance(s, Signal) and (s.rank, s.counter) in waited) for s in launch.steps
+            isinstance(s, Wait | PacketStep) or (isinstance(s, Signal) and (s.rank, s.counter) in waited)
+            for s in launch.steps
         )
         if launch.agent == "blocks" and meets:
             yield launch.name, replace(plan, sm_share=launch.blocks - 1)

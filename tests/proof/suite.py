@@ -76,6 +76,16 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
     "sum of floats": (reduction((122, 516), 2, dtype="float32", on=_ON), replace(_COPY, **ONE_SHOT, **PLAIN)),
     "sum of three": (reduction((37, 136), 3, on=Topology.shared_gpu(ranks=3)), replace(_COPY, **ONE_SHOT, **PLAIN)),
     "sum of odd sizes": (reduction((75, 77), 2, to=FullRow, on=_ON), replace(_COPY, depth=1, chunk_rows=0, overlap="none")),
+    "packets": (reduction((40, 520), 2, on=_ON), replace(GANG, protocol="ll", **ONE_SHOT)),
+    "packets of three": (
+        reduction((35, 26), 3, dtype="float32", on=Topology.shared_gpu(ranks=3), then=("bias", "accumulate")),
+        replace(GANG, protocol="ll", **ONE_SHOT)),
+    "packets twice": (
+        reduction((27, 200), 3, on=Topology.shared_gpu(3), then=("bias", "accumulate")),
+        replace(GANG, protocol="ll", **TWO_SHOT)),
+    "packets of two, twice": (reduction((96, 128), 2, on=_ON), replace(GANG, protocol="ll", **TWO_SHOT)),
+    "packets of ten, twice": (  # more ranks than are loaded from together
+        reduction((2, 40), 10, on=Topology.shared_gpu(10)), replace(GANG, protocol="ll", **TWO_SHOT)),
     "carried": (reduction((182, 1032), 3, on=Topology.shared_gpu(ranks=3)), replace(_COPY, **RING)),
     "carried odd": (reduction((75, 77), 3, to=FullRow, on=Topology.shared_gpu(ranks=3)), replace(_COPY, **RING, **PLAIN)),
     "scatter": (gemm_rs((208, 304, 304), 2, on=_ON), SCATTER),
@@ -109,6 +119,9 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
     "few rows of odd columns": (
         gemm_rs((13, 302, 816), 2, out="Partial", order="col", on=_ON),
         replace(FEW, split_k=1, block_n=128, num_stages=3)),
+    "few rows of floats": (  # and of so short a contraction that a warpgroup may be a whole tile ahead of the other
+        gemm_rs((13, 4112, 272), 2, out="Partial", order="col", out_dtype="float32", on=_ON),
+        replace(FEW, split_k=1, block_n=128, num_stages=4)),
     "then bias and silu": (ag_gemm((144, 302, 72), 2, on=_ON, then=("bias", "silu")),
                            replace(FUSED, overlap="chunked", num_comm_blocks=2)),
     "accumulated": (gemm_rs((304, 304, 816), 2, out="Partial", out_dtype="float32", on=_ON, then=("accumulate",)), LOCAL),

@@ -53,6 +53,8 @@ FRAGMENTS: dict[str, tuple[str, str]] = {
         "while (load_relaxed(counter) == 0u) { pause_until(counter, 1); }"),
     "wrapping_compare": ("u32 found = load_acquire(counter); if ((int)(found - n) >= 0) return;",
                          "u32 found = load_acquire(counter); if (found >= n) return;"),
+    "packet_marks": ("U128 found = packet_load(from); if (found.y == n && found.w == n) return;",
+                     "U128 found = packet_load(from); if (found.y == n && found.w >= n) return;"),
     "wide_index": ("u8* p = out + (u64)row * n;", "u8* p = out + row * n;"),
 }
 
@@ -75,8 +77,8 @@ def test_every_rule_has_a_fragment() -> None:
 def test_no_rule_speaks_against_a_shipped_family() -> None:
     kernels = [*all_kernels(), *(kernel for chosen in SCHEDULES.values() for kernel in emit(*chosen).kernels)]
     assert {kernel.entry for kernel in kernels} == {
-        "tilescale_copy", "tilescale_fused", "tilescale_gemm", "tilescale_moe", "tilescale_signal", "tilescale_small_m",
-        "tilescale_sum"}
+        "tilescale_copy", "tilescale_fused", "tilescale_gemm", "tilescale_moe", "tilescale_packets", "tilescale_signal",
+        "tilescale_small_m", "tilescale_sum"}
     for kernel in kernels:
         assert check_kernel(kernel) == (), kernel.text
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from tilescale.codegen.host.build import INCLUDE
 
 # Lines of these functions run in the scale model alone, in time that the emulator does not model.
-PACED = ("walk_links", "reserve_links", "pace_step", "links_of", "next_store", "drain", "charge_rows")
+PACED = ("walk_links", "walk_packets", "reserve_links", "pace_step", "links_of", "next_store", "drain", "charge_rows")
 HEADERS = ("carry.cuh", "comm.cuh", "contract.cuh", "copy.cuh", "epilogue.cuh", "gemm.cuh", "gemm_mma.cuh",
            "gemm_split.cuh", "gemm_store.cuh", "gemm_stream.cuh", "kernels.cuh", "moe.cuh", "multimem.cuh",
-           "norm.cuh", "scales.cuh", "share.cuh", "small_m.cuh", "sum.cuh")
+           "norm.cuh", "packets.cuh", "scales.cuh", "share.cuh", "small_m.cuh", "sum.cuh")
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,21 @@ LOST: dict[str, str] = {
     "lost block barrier": "sync|named_barrier|warp_sync",
     "lost meeting of a cluster": "cluster_sync",
     "lost signal": "signal_add|signal_step|tell_left",
-    "lost wait": "wait_step|wait_left|copy_async_wait|barrier_wait|bulk_wait|bulk_wait_read|wg_wait|pause_until",
+    "lost wait": ("wait_step|wait_left|copy_async_wait|barrier_wait|bulk_wait|bulk_wait_read|wg_wait|pause_until|"
+                  "packet_pause|await_packets"),
     "lost commit": "bulk_commit|wg_commit|copy_async_commit",
-    "lost arrival": "mb_arrive|mb_expect|cluster_mb_arrive|release",
+    "lost arrival": "mb_arrive|mb_expect|cluster_mb_arrive|release|named_arrive",
     "lost copy": (
-        "bulk_load|bulk_store|tma_load_3d|tma_load_2d|tma_load_2d_multicast|load_next|load_stage|load_b|load_segment|"
+        "bulk_load|bulk_store|tma_load_3d|tma_load_2d|tma_load_2d_multicast|load_next|load_stage|load_b|load_segment|load_parts|"
         "load_tile|copy_rows|copy_stage|copy_ahead|copy_async|load_fragments|load_matrices|load_matrices_turned"),
     "lost product": (
         "wgmma|wgmma_turned|multiply_stage|multiply_tile|multiply_tile_promoted|small_multiply|small_stage|multiply_segment|"
         "contract_tile|mma_tile|warp_multiply|warp_segment"),
     "lost store": ("store|store_pair|store_four|store_chunk|store_chunks|store_registers|tma_store_3d|send_part|small_put|"
-                   "leave_part|store_warp_tile|store_rows|cluster_store|store_private|multimem_store|multi_store|write_sum"),
+                   "leave_part|store_warp_tile|store_rows|cluster_store|store_private|multimem_store|multi_store|write_sum|"
+                   "packet_store|send_packets|put_packets|deal_parts|deal_packets|round"),
     "lost sum": ("sum_units|sum_step|add_parts|carry_units|carry_step|promote|promote_scaled|small_promote|multi_sum|"
-                "join_parts|add_left_part"),
+                 "join_parts|add_left_part|sum_packets|get_packets|one_shot|two_shots|packet_role"),
     "lost scale": "scale_rows|scale_four|load_scales",
     "lost task": (
         "route_step|total_step|send_step|place_step|tally_step|return_step|weigh_step|ragged_step|add_warps|begin_rows|"
@@ -73,6 +75,7 @@ REPEATED: dict[str, str] = {
 _PROMOTED = "multiply_stage<C>(part, smem + ring.stage * GemmLayout<C>::stage_bytes, warpgroup, 0u)"
 # Lost statements that change nothing, with the reason; those of edits.toml say so there.
 HARMLESS: dict[tuple[str, str], str] = {
+    ("lost wait", "await_packets: packet_pause(at, ex.mark)"): "it polls without a pause",
     ("lost wait", "wait_step: pause_until(counter, target)"): "it polls without a pause; the acquire is the wait",
     ("lost wait", "gemm_consumer: wait_left<C>(call, step, GemmLayout<C>::consumers * 128)"): (
         "a block that adds nothing up needs none: that all wait only makes the plan say what each does"),
@@ -159,10 +162,11 @@ def _statements(text: str, names: str) -> Iterator[tuple[str, int, int]]:
 # Schedules that execute a function, by header; "": its other functions.
 _TILES = ("gemm", "row", "fp32 large", "odd columns", "product", "scatter large")
 _STAGED = ("parts", "parts pulled", "product", "fp32 large")
-_FEW = ("few rows", "few rows of odd columns")
+_FEW = ("few rows", "few rows of odd columns", "few rows of floats")
 _BYTES = ("product of bytes", "few rows of bytes")
 _SCALED = ("scaled rows and columns", "scaled blocks", "few rows scaled", "few rows in blocks", "gathered rows scaled",
            "scaled")
+_PACKETS = ("packets", "packets of three", "packets twice", "packets of two, twice")
 _SUMS = ("sum", "sum of floats", "sum of odd sizes", "sum of three", "sum handed out", "scatter")
 _SWITCH = ("switch stores", "switch sums", "switch sums floats")
 _DISPATCHES, _COMBINES = ("dispatch", "dispatch pulled"), ("combine", "combine pulled")
@@ -195,9 +199,9 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "gemm_mma.cuh": {"": _WARPS},
     "gemm_split.cuh": {"": ("shared contraction",)},
     "gemm_store.cuh": {
-        "store_four": _FEW,
+        "store_four": _FEW, "store_finished": (*_FEW, "then swiglu, few rows"),
         "store_pair": ("odd columns", "odd columns of floats", *_FEW), "store_registers": ("odd columns",),
-        "copy_chunk": ("scatter", "scatter large"), "store_chunk": (*_STAGED, "scatter"),
+        "copy_chunk": ("scatter", "scatter large"), "store_chunk": (*_STAGED, "scatter", "then swiglu"),
         "store_rows": (*_STAGED, "odd columns"), "": _STAGED},
     "multimem.cuh": {"": _SWITCH},
     "scales.cuh": {"": _SCALED},
@@ -205,6 +209,7 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "small_stage": (*_BYTES, "few rows", "few rows in blocks"), "small_promote": ("few rows in blocks",),
         "small_store": (*_FEW, "few rows scaled"),
         "small_consumer": (*_FEW, "few rows scaled"), "": _FEW},
+    "packets.cuh": {**dict.fromkeys(("two_shots", "deal_packets"), (*_PACKETS, "packets of ten, twice")), "": _PACKETS},
     "kernels.cuh": {"block_of": ("many steps", "signals")},  # of two gangs
     "share.cuh": {"lane": ("groups",), "share_of_group": ("groups",), "": ("copy", "tma", "sum", *_BYTES)},
     "moe.cuh": {
@@ -235,5 +240,7 @@ def _runs(header: str, function: str, place: str) -> tuple[str, ...]:
             return runs
     if header == "kernels.cuh" and "small" in place:
         return _FEW
+    if header == "kernels.cuh" and "packet" in place:
+        return _PACKETS
     known = RUNS_OF.get(header, {})
     return known.get(function, known.get("", _OTHERS))

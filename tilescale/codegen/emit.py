@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import prod
 
 from tilescale.codegen.maps import map_bytes, out_shard_bytes, stored_buffer, tensor_maps
+from tilescale.codegen.packet_rows import packet_row
 from tilescale.codegen.program import (
     COUNTER_BYTES,
     EVERY_RANK,
@@ -51,6 +52,7 @@ from tilescale.schedules import tile
 from tilescale.schedules.contracting import BOTH, contraction_size
 from tilescale.schedules.gather import SIGNAL_THREADS
 from tilescale.schedules.lower import lower
+from tilescale.schedules.packets import exchanges_packets
 from tilescale.schedules.plan import (
     Contract,
     Copy,
@@ -168,6 +170,8 @@ class _Emitter:
             participants=participants if last and (streams(launch) or not solo(self.spec, launch)) else 0)
 
     def _rows(self, rank: int, role: Role, number: int) -> list[StepRow]:
+        if exchanges_packets(role):
+            return [packet_row(role, rank, self.plan.world, number, lambda region: self._slot(region, rank))]
         rows, tiles, height = [], 0, self.schedule.block_m * self.schedule.cluster_m
         for i, step in enumerate(role.steps):
             if isinstance(step, Pieces):  # the row of the group
@@ -349,7 +353,7 @@ def _layout(plan: Plan) -> tuple[tuple[Placed, ...], int, int]:
     placed = []
     for buffer in plan.buffers:
         if buffer.role == "workspace":
-            stride = aligned(buffer.size)
+            stride = aligned(buffer.memory)
             placed.append(Placed(buffer.name, at, stride if buffer.versions > 1 else 0))
             at += stride * buffer.versions
     return tuple(placed), counters_offset, at

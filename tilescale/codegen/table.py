@@ -15,7 +15,7 @@ STATE = struct.Struct("<8I")
 ARGUMENTS = struct.Struct(f"<{MAX_SLOTS}Q{MAX_SLOTS}Q{MAX_RANKS}Q4Q4IQ{STEP.size}s")
 
 KIND_COPY, KIND_SIGNAL, KIND_WAIT, KIND_GEMM, KIND_RESERVE, KIND_PACE, KIND_SUM, KIND_SOURCE = 1, 2, 3, 4, 5, 6, 7, 8
-KIND_LOOP, KIND_RAGGED, KIND_MULTI_STORE, KIND_MULTI_SUM = 9, 10, 11, 12
+KIND_LOOP, KIND_RAGGED, KIND_MULTI_STORE, KIND_MULTI_SUM, KIND_PACKETS = 9, 10, 11, 12, 13
 TASKS = {"route": 1, "total": 2, "send": 3, "place": 4, "tally": 5, "return": 6, "weigh": 7}  # of ragged steps
 SUM_PARTS, SUM_BEGUN, SUM_ADDED, SUM_COMPLETED = 0, 1, 2, 3
 MAX_LOOPS = 4  # of a copy
@@ -95,9 +95,9 @@ def pack_arguments(
 
 
 def first_rows(steps: bytes, block_rows: bytes, solo: bool) -> bytes:
-    """What comes with the arguments of a launch: the step of one that is `solo`; of others the rows of their gangs, where
-    these are at most two, and nothing else."""
-    if solo:
+    """What comes with the arguments of a launch: the row of one that is `solo`, or exchanges packets; of others the rows
+    of their gangs, where these are at most two, and nothing else."""
+    if solo or steps[:4] == KIND_PACKETS.to_bytes(4, "little"):
         return steps[: STEP.size]
     gangs = [row for row in (block_rows[at : at + BLOCK.size] for at in range(0, len(block_rows), BLOCK.size))
              if BLOCK.unpack(row)[3] == 0]

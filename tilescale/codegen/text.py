@@ -11,7 +11,7 @@ from tilescale.schedules import tile
 from tilescale.schedules.contracting import BOTH
 from tilescale.schedules.footprint import SUMMED
 from tilescale.schedules.gather import SIGNAL_THREADS
-from tilescale.schedules.plan import Buffer, Copy, Gemm, Launch, Pieces, Plan, Role, Step, Sum
+from tilescale.schedules.plan import PACKET_BYTES, Buffer, Copy, Gemm, Launch, Pieces, Plan, Role, Step, Sum
 from tilescale.schedules.ragged import ragged_geometry
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import WINDOW_ROWS, summed, sums
@@ -86,6 +86,9 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
         constants |= _multiplying(spec, schedule, launch, stored)
     if launch.family == "moe":
         constants |= _routing(spec, schedule)
+    if launch.family == "packets":
+        constants |= {"packets": True, "two_shots": schedule.algorithm == "two_shot", "sum_sources": spec.world,
+                      "sum_unit": PACKET_BYTES, "link_clock": link_fs_per_byte(spec) > 0}
     lines = [f"  static constexpr {'bool' if isinstance(v, bool) else 'int'} {name} = {str(v).lower()};"
              for name, v in constants.items()]
     if launch.family in PRODUCTS:
@@ -93,7 +96,7 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
         lines += [f"  using Element = {ELEMENTS[spec.inputs[0].dtype]};", f"  using Out = {out};"]
     elif launch.family == "moe":
         lines += [f"  using {name} = {ELEMENTS.get(spec.output.dtype, 'ts::Fp32')};" for name in ("Part", "Out")]
-    elif launch.family == "sum":
+    elif launch.family in ("sum", "packets"):
         lines += [f"  using Part = {ELEMENTS[summed(spec).element]};", f"  using Out = {ELEMENTS[spec.output.dtype]};"]
     if launch.family in PRODUCTS and spec.attribute("scales"):
         lines.append(f"  using Scales = ts::{SCALES[str(spec.attribute('scales'))]}<{str(sums(spec)).lower()}>;")

@@ -68,7 +68,7 @@ def _facts(target: Target, schedule: Schedule) -> dict[str, Any]:
             "digest": plan.digest,
             "counters": plan.counters,
             "buffers": [
-                {"name": b.name, "role": b.role, "bytes": b.size, "versions": b.versions} for b in plan.buffers
+                {"name": b.name, "role": b.role, "bytes": b.memory, "versions": b.versions} for b in plan.buffers
             ],
             "launches": [_launch(launch) for launch in plan.ranks[0]],
         },

@@ -49,6 +49,8 @@ def restriction(text: str) -> dict[str, str | int]:
         name, _, value = pair.strip().partition("=")
         if name not in BY_NAME:
             raise UsageError("--schedule names knobs", repr(name), nearest(name, BY_NAME))
+        if name in chosen:
+            raise UsageError("--schedule names a knob once", f"{name}={chosen[name]} and {name}={value}", "give one value")
         knob = BY_NAME[name]
         known = {str(one): one for one in (*knob.domain, knob.neutral)}
         if value not in known:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from tilescale.commands.bar import Bar
-from tilescale.commands.output import UsageError, show, show_json, table
+from tilescale.commands.output import FAILED, UsageError, say, show, show_json, table
 from tilescale.commands.places import folder_for
 from tilescale.commands.selection import select
 from tilescale.commands.target import AsJson, ScheduleText, Target, takes_targets
@@ -28,7 +28,7 @@ def space(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count feasible schedules and rejections."""
+    """Count feasible schedules and rejections; exit 1 where a workload has no feasible schedule."""
     if spaces is not None and not record:
         raise UsageError("--spaces goes with --record", str(spaces), "add --record, or leave it out")
     if record:
@@ -39,8 +39,7 @@ def space(
     found = [_facts(target, schedule, listed) for target in targets]
     if as_json:
         show_json({"workloads": found})
-        return
-    for facts in found:
+    for facts in found if not as_json else ():
         show(f"{facts['name']}: {facts['label']} on {facts['topology']}")
         show(f"{facts['size']} points, {facts['feasible']} feasible schedules")
         if facts["rejected"]:
@@ -50,6 +49,11 @@ def space(
             )
         if listed:
             table(["digest", "schedule"], [[s["digest"], s["label"]] for s in facts["schedules"]])
+    empty = [target for target in targets if not target.space.feasible]
+    for target in empty:
+        say(f"{target.name}: no schedule is feasible: change what the rejected points have in common, by their rules")
+    if empty:
+        raise typer.Exit(FAILED)
 
 
 def _facts(target: Target, schedule: str | None, listed: bool) -> dict[str, Any]:

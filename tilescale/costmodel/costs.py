@@ -24,7 +24,8 @@ class Parameters:
     Taken equal until measured: `tma_block_gbps`. From vendors' and public measurements, to be calibrated: `graph_us`
     (launch of a graph to its first node), `kernel_gap_us` (from a node to the next on its stream), `join_us` (to a node
     of another stream), `copy_engine_us` (start of a copy), `signal_us` (block barrier and system fence),
-    `next_signal_us` (another signal behind the same fence), `wait_us` (successful poll to the next step),
+    `next_signal_us` (another signal behind the same fence), `wait_us` (successful poll to the next step), `packet_us`
+    (the same of packets, which need no block barrier),
     `load_latency_us` (global memory to a stage), `store_gbps_per_sm` (epilogue).
     `*_error` are relative half-widths of the interval that each kind of cost gets.
     """
@@ -38,6 +39,7 @@ class Parameters:
     signal_us: float = 0.9
     next_signal_us: float = 0.1
     wait_us: float = 0.5
+    packet_us: float = 0.3
     load_latency_us: float = 0.8
     l2_gbps_per_sm: float = 70.0
     store_gbps_per_sm: float = 60.0

@@ -18,22 +18,28 @@ from heapq import heappop, heappush
 from tilescale.costmodel.costs import Costs
 from tilescale.errors import PlanError
 from tilescale.schedules.contracting import contraction_size
+from tilescale.schedules.packets import Key, awaited, buffers_of, key_of, sent
 from tilescale.schedules.plan import (
+    PACKET_COST,
     Clear,
     Contract,
     Copy,
     Gemm,
+    GetPackets,
     Launch,
     MultimemReduce,
     MultimemStore,
     Pieces,
     Plan,
+    PutPackets,
     Ragged,
     Reduce,
     Region,
     Role,
     Signal,
+    Step,
     Sum,
+    SumPackets,
     Wait,
 )
 
@@ -100,6 +106,8 @@ class _Simulation:
         self.sent = [0] * plan.world
         self.ends = [0.0] * plan.world
         self.counts = [0] * (plan.world * plan.counters)
+        self.packets = buffers_of(plan)
+        self.filled: dict[Key, int] = {}  # counters of packets, behind those of the plan
         self.waiters: dict[int, list[_Walker]] = {}
         self.queue: list[tuple[float, int, _Walker | None, int, int, Path]] = []
         self.order = 0
@@ -205,13 +213,20 @@ class _Simulation:
             if not isinstance(step, Signal) and self.queue and self.queue[0][0] < walker.time:
                 self._push(walker.time, walker, 0, 0, walker.path)
                 return
+            counter = self._missing(step, rank)
+            if counter >= 0:
+                self.waiters.setdefault(counter, []).append(walker)
+                self.waiting += 1
+                return
             if isinstance(step, Wait):
-                counter = rank * self.plan.counters + step.counter
-                if self.counts[counter] < step.value:
-                    self.waiters.setdefault(counter, []).append(walker)
-                    self.waiting += 1
-                    return
                 walker.spend(SYNC, self.p.wait_us)
+            elif isinstance(step, PutPackets):
+                self._put_packets(walker, step, rank)
+            elif isinstance(step, SumPackets):
+                self._sum_packets(walker, step, rank)
+            elif isinstance(step, GetPackets):
+                walker.spend(SYNC, self.p.packet_us)
+                walker.spend(COPY, self.costs.copy_us(-(-(PACKET_COST + 1) * step.src.size // 2), walker.role.blocks))
             elif isinstance(step, Signal):
                 self._signal(walker, step, rank, fenced)
             elif isinstance(step, MultimemStore | MultimemReduce):
@@ -229,6 +244,40 @@ class _Simulation:
             fenced = isinstance(step, Signal)
             walker.place += 1
         self._finish(walker)
+
+    def _missing(self, step: Step, rank: int) -> int:
+        """The counter that a step must wait for, -1 where it may go on."""
+        if isinstance(step, Wait):
+            counter = rank * self.plan.counters + step.counter
+            return counter if self.counts[counter] < step.value else -1
+        return next((at for at in map(self._filled, awaited(step, self.packets)) if not self.counts[at]), -1)
+
+    def _filled(self, region: Region) -> int:
+        key = key_of(region)
+        if key not in self.filled:
+            self.filled[key] = len(self.counts)
+            self.counts.append(0)
+        return self.filled[key]
+
+    def _put_packets(self, walker: _Walker, step: PutPackets | SumPackets, rank: int) -> None:
+        """Every peer gets the bytes and as many marks. The stores are not waited for: each is there when its links have
+        carried it."""
+        began, size, own = walker.time, PACKET_COST * step.dst.size, list(walker.path)
+        for target in sent(step):
+            walker.spend(COPY, self.costs.copy_us(size, walker.role.blocks))
+            source = Region("", rank, 0, 0)
+            end = max(walker.time, self._cross(source, target.rank, size, rank, began)) + self.costs.link_latency_us
+            path = list(own)
+            path[COPY] += walker.time - began
+            path[LINK] += end - walker.time
+            self._push(end, None, self._filled(target), 1, path)
+
+    def _sum_packets(self, walker: _Walker, step: SumPackets, rank: int) -> None:
+        """The packets are read as they come, so all that is left once the last is there is to add up and store."""
+        walker.spend(SYNC, self.p.packet_us)
+        moved = sum(src.size * (PACKET_COST if src.buffer in self.packets else 1) for src in step.srcs) + step.dst.size
+        walker.spend(COPY, self.costs.copy_us(-(-moved // 2), walker.role.blocks))
+        self._put_packets(walker, step, rank)
 
     def _signal(self, walker: _Walker, step: Signal, rank: int, fenced: bool) -> None:
         walker.spend(SYNC, self.p.next_signal_us if fenced else self.p.signal_us)
@@ -340,7 +389,7 @@ class _Simulation:
 
 def _wanted(walker: _Walker) -> int:
     step = walker.role.steps[walker.place]
-    return step.value if isinstance(step, Wait) else 0
+    return step.value if isinstance(step, Wait) else 1  # packets are there, or not
 
 
 def _itemsize(plan: Plan) -> tuple[int, int]:

@@ -39,7 +39,7 @@ typedef struct tilescale_arguments {
   uint32_t rank, last, n, k;
   uint64_t link_fs_per_byte;
   union {
-    tilescale_step only;       /* of a launch of one step without communication: its row */
+    tilescale_step only;       /* of a launch of one step without communication, or of packets: its row */
     tilescale_block roles[2];  /* of others: the rows of the first blocks of at most two gangs; else zeros */
   } first;
 } tilescale_arguments;

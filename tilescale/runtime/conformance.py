@@ -9,7 +9,9 @@ from itertools import product
 from tilescale.codegen.program import Program
 from tilescale.runtime.emulator_report import Range, RunReport, Signalled, StepLog, Waited
 from tilescale.schedules.contracting import BOTH
+from tilescale.schedules.packets import buffers_of
 from tilescale.schedules.plan import (
+    PACKET_COST,
     Clear,
     Contract,
     Copy,
@@ -17,6 +19,7 @@ from tilescale.schedules.plan import (
     MultimemStore,
     Pieces,
     Plan,
+    PutPackets,
     Ragged,
     Reduce,
     Region,
@@ -25,6 +28,7 @@ from tilescale.schedules.plan import (
     Signal,
     Step,
     Sum,
+    SumPackets,
     Wait,
 )
 
@@ -35,6 +39,7 @@ def deviations(plan: Plan, program: Program, report: RunReport, calls: int, firs
     `first_call`: the epoch of the workspace when the run began.
     """
     strides = {placed.buffer: placed.stride for placed in program.placed}
+    packets = buffers_of(plan)
     partly = {extra.buffer for extra in plan.goal.extras if extra.partly}
     log = {(s.call, s.rank, s.step): s for s in report.log}
     for call in range(calls):
@@ -42,7 +47,8 @@ def deviations(plan: Plan, program: Program, report: RunReport, calls: int, firs
             totals = plan.counter_totals(rank)
             for number, launch, role, step in plan.steps_of(rank):
                 found = log.pop((call, rank, number), StepLog(call, rank, number))
-                wanted = replace(_declared(step, role, rank, number, first_call + call, strides, totals), call=call)
+                declared = _declared(step, role, rank, number, first_call + call, strides, packets, totals)
+                wanted = replace(declared, call=call)
                 if isinstance(step, Gemm) and plan.buffer(step.a.buffer).role == "input":
                     found = _within(found, wanted)
                 if isinstance(step, Gemm) and partly:
@@ -63,20 +69,22 @@ def deviations(plan: Plan, program: Program, report: RunReport, calls: int, firs
 
 
 def _declared(step: Step, role: Role, rank: int, number: int, call: int, strides: dict[str, int],
-              totals: tuple[int, ...]) -> StepLog:
+              packets: frozenset[str], totals: tuple[int, ...]) -> StepLog:
     def where(region: Region) -> Range:
-        base = strides.get(region.buffer, 0) * (call % 2)
-        return Range(region.rank, region.buffer, base + region.offset, base + region.end)
+        base, cost = strides.get(region.buffer, 0) * (call % 2), PACKET_COST if region.buffer in packets else 1
+        return Range(region.rank, region.buffer, base + region.offset * cost, base + region.end * cost)
 
     if isinstance(step, Clear):
         return StepLog(call, rank, number, writes=(where(step.dst),))
-    if isinstance(step, MultimemStore):
+    if isinstance(step, MultimemStore | PutPackets):
         return StepLog(call, rank, number, reads=(where(step.src),), writes=_joined(map(where, step.targets)))
     if isinstance(step, Copy | Reduce):
         return StepLog(call, rank, number, reads=_joined(map(where, rows_of(step.src))),
                        writes=_joined(map(where, rows_of(step.dst))))
     if isinstance(step, Sum):
-        return StepLog(call, rank, number, reads=_joined(map(where, (*step.srcs, *step.extras))), writes=(where(step.dst),))
+        written = (step.dst, *step.others) if isinstance(step, SumPackets) else (step.dst,)
+        return StepLog(call, rank, number, reads=_joined(map(where, (*step.srcs, *step.extras))),
+                       writes=_joined(map(where, written)))
     if isinstance(step, Ragged):
         return StepLog(call, rank, number, reads=_joined(map(where, step.reads)), writes=_joined(map(where, step.writes)))
     if isinstance(step, Signal):
@@ -90,8 +98,8 @@ def _declared(step: Step, role: Role, rank: int, number: int, call: int, strides
                        writes=tuple(map(where, step.parts)))
     extras = step.extras if isinstance(step, Gemm) else ()
     extras += step.parts if isinstance(step, SharedGemm) else ()
-    written = (where(step.out),) if not isinstance(step, Contract) or step.last else ()
-    return StepLog(call, rank, number, reads=tuple(sorted(map(where, (step.a, step.b, *extras)))), writes=written)
+    stored = (where(step.out),) if not isinstance(step, Contract) or step.last else ()
+    return StepLog(call, rank, number, reads=tuple(sorted(map(where, (step.a, step.b, *extras)))), writes=stored)
 
 
 def rows_of(region: Region) -> Iterator[Region]:

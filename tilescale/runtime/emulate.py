@@ -146,8 +146,9 @@ class Run:
         strides = {p.buffer: p.stride for p in self.program.placed}
         found: dict[str, Memory] = {}
         for buffer in self.plan.buffers:
-            size = strides.get(buffer.name, 0) * (buffer.versions - 1) + buffer.size
-            found[buffer.name] = self.machine.register_memory(rank, buffer.name, max(1, size))  # of no rows: not used
+            size = max(1, strides.get(buffer.name, 0) * (buffer.versions - 1) + buffer.memory)  # of no rows: not used
+            found[buffer.name] = self.machine.register_memory(
+                rank, buffer.name, size, data=bytes(size) if buffer.zeroed else b"")
         epoch = self.conditions.first_call
         counts = b"".join(
             (epoch * total % 2**32).to_bytes(COUNTER_BYTES, "little") for total in self.plan.counter_totals(rank))

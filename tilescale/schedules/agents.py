@@ -13,13 +13,18 @@ maximal run (nobody stopped) they all end at the same operation, and letting the
 one block is stopped, the other n - 1 still move together, for the same reason. So every operation carries its number
 of blocks, and `order.py` splits just the agent it stops into one block and the rest. That is exact for any counter
 values; no rule about which counters a gang may signal is needed.
+
+Blocks that exchange packets wait each for their own share, so there every block is an agent, with its part of the steps.
+What it sends adds to a counter of the bytes that it fills, what it awaits waits for one: bytes that are awaited otherwise
+than they were filled are never there.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tilescale.schedules.footprint import counter_totals
+from tilescale.schedules.packets import Key, awaited, buffers_of, exchanges_packets, key_of, of_block, sent
 from tilescale.schedules.plan import (
     Clear,
     Contract,
@@ -30,7 +35,10 @@ from tilescale.schedules.plan import (
     Plan,
     Ragged,
     Reduce,
+    Region,
+    Role,
     Signal,
+    Step,
     Sum,
     Wait,
 )
@@ -38,6 +46,7 @@ from tilescale.schedules.story import Place
 
 CALLS = 3
 CALLER = "caller"
+ALL = -1  # the blocks of a role that are one agent
 
 # counter, amount (added by each block, or waited for within a call), blocks (0: a wait)
 Operation = tuple[int, int, int]
@@ -84,6 +93,9 @@ class Model:
         self.agents: list[Agent] = []
         self.totals: list[int] = [total for totals in counter_totals(plan) for total in totals]
         self.names: list[str] = []
+        self.packets = buffers_of(plan)
+        self.whole = frozenset(extra.buffer for extra in plan.goal.extras if not extra.row_bytes)
+        self._filled: dict[Key, int] = {}
         for rank in range(plan.world):
             _RankBuilder(self, rank).build()
         self.programs = [self._unroll(agent) for agent in self.agents]
@@ -98,6 +110,18 @@ class Model:
         self.totals.append(0)
         self.names.append(name)
         return len(self.totals) - 1
+
+    def filled(self, region: Region) -> int:
+        """The counter of packets: how often a block has filled just these bytes."""
+        key = key_of(region)
+        if key not in self._filled:
+            last = region.offset + region.size
+            self._filled[key] = self.counter(f"packets {region.buffer}[{region.offset}:{last}] of rank {region.rank}")
+        return self._filled[key]
+
+    def told(self, counter: int) -> bool:
+        """Whether ranks tell each other by it: a counter of the plan, or of packets."""
+        return counter < self.plan.world * self.plan.counters or counter in self._filled.values()
 
     def counter_name(self, counter: int) -> str:
         own = self.plan.world * self.plan.counters
@@ -127,7 +151,8 @@ class _RankBuilder:
     def __init__(self, model: Model, rank: int) -> None:
         self.model, self.plan, self.rank = model, model.plan, rank
         self.launches = model.plan.ranks[rank]
-        self.roles: dict[tuple[int, int], Agent] = {}  # by stream and place in the launch
+        # By stream, place in the launch, and block, where these are agents of their own.
+        self.roles: dict[tuple[int, int, int], Agent] = {}
         self.done: dict[str, int] = {}
         self.last: dict[int, Launch] = {launch.stream: launch for launch in self.launches}
         self.named = {name for launch in self.launches for name in launch.after}
@@ -158,15 +183,30 @@ class _RankBuilder:
     def _make_agents(self) -> None:
         for launch in self.launches:
             for index, role in enumerate(launch.roles):
-                key = (launch.stream, index)
-                agent = self.roles.setdefault(key, Agent(self.rank, f"stream {launch.stream} role {index}"))
-                agent.split = agent.split or role.blocks > 1
+                apart = exchanges_packets(role)
+                for block in range(role.blocks) if apart else (ALL,):
+                    label = f"stream {launch.stream} role {index}" + (f" block {block}" if apart else "")
+                    agent = self.roles.setdefault((launch.stream, index, block), Agent(self.rank, label))
+                    agent.split = agent.split or (role.blocks > 1 and not apart)
                 if index or role.blocks > 1:
                     self.shared.add(launch.stream)
 
     def _add_role(self, launch: Launch, index: int, previous: Launch | None, number: int) -> None:
-        model, role = self.model, launch.roles[index]
-        agent = self.roles[launch.stream, index]
+        role = launch.roles[index]
+        if not exchanges_packets(role):
+            steps = list(enumerate(role.steps, number))
+            self._add_blocks(launch, role, self.roles[launch.stream, index, ALL], previous, steps)
+            return
+        whole = self.model.whole
+        for block in range(role.blocks):
+            parts = [(at, of_block(step, block, role.blocks, whole)) for at, step in enumerate(role.steps, number)]
+            self._add_blocks(launch, replace(role, blocks=1), self.roles[launch.stream, index, block], previous,
+                             [(at, step) for at, step in parts if step is not None])
+
+    def _add_blocks(self, launch: Launch, role: Role, agent: Agent, previous: Launch | None,
+                    steps: list[tuple[int, Step]]) -> None:
+        """The steps, with their numbers, of all blocks of a role, or of one."""
+        model = self.model
         begin, end = (launch.name, role.name, -1), (launch.name, role.name, -1)
         if previous is None:
             agent.add(self.start, 1, 0, begin)
@@ -174,16 +214,19 @@ class _RankBuilder:
             agent.add(self.done[previous.name], model.totals[self.done[previous.name]], 0, begin)
         for name in launch.after:
             agent.add(self.done[name], model.totals[self.done[name]], 0, begin)
-        for offset, step in enumerate(role.steps):
-            source = (launch.name, role.name, number + offset)
+        for number, step in steps:
+            source = (launch.name, role.name, number)
             if isinstance(step, Signal):
                 agent.add(step.rank * self.plan.counters + step.counter, step.value, role.blocks, source)
             elif isinstance(step, Wait):
                 agent.add(self.rank * self.plan.counters + step.counter, step.value, 0, source)
             else:
-                agent.work.append(
-                    Work(len(agent.operations), number + offset, step, launch.name, role.name, role.blocks)
-                )
+                for region in awaited(step, model.packets):
+                    agent.add(model.filled(region), 1, 0, source)
+                agent.work.append(Work(len(agent.operations), number, step, launch.name, role.name, role.blocks))
+                for region in sent(step):
+                    agent.add(model.filled(region), 1, role.blocks, source)
+                    model.totals[model.filled(region)] += role.blocks
         if self._observed(launch):
             agent.add(self.done[launch.name], 1, role.blocks, end)
 

@@ -17,7 +17,7 @@ from tilescale.schedules.knob import BY_NAME
 from tilescale.schedules.ragged import RaggedGeometry, ragged, ragged_geometry
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.streaming import stream
-from tilescale.schedules.sums import WINDOW_BYTES, geometry_of, norm_bytes, summed, sums
+from tilescale.schedules.sums import WINDOW_BYTES, geometry_of, in_packets, norm_bytes, summed, sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import contraction_inner, contracts, gathered_operand, in_blocks, in_whole_shards
 from tilescale.spec.op import Spec
@@ -25,6 +25,7 @@ from tilescale.spec.scales import BLOCK
 
 MAX_CHUNKS = 64
 MAX_ACCUMULATORS = 192
+MAX_IN_PACKETS = 1 << 20  # bytes of a part: beyond, twice the bytes take longer than a fence and a signal save
 MULTIPLIED = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 WHOLE_SUMS = ("direct", "scatter", "one_shot", "two_shot")  # algorithms that add up all parts in one step
 GROUP_ROWS = (1024, 2048)
@@ -101,7 +102,7 @@ def _copied_row_bytes(spec: Spec) -> int:
 def _needed_bytes(spec: Spec, s: Schedule) -> int:
     """Bytes a rank holds."""
     if sums(spec):
-        return sum(buffer.size * buffer.versions for buffer in geometry_of(spec, s).buffers())
+        return sum(buffer.memory * buffer.versions for buffer in geometry_of(spec, s).buffers())
     if ragged(spec):
         return sum(buffer.size * buffer.versions for buffer in _ragged(spec, s).buffers())
     if exchanges(spec):
@@ -389,6 +390,13 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: _generated(spec, s) or spec.operation.compute != "gemm" or sums(spec) or not spec.extended),
     Constraint("epilogue_at_owner", "epilogues follow a sum that its owner completes, not one that goes round",
                lambda spec, s: not spec.then or not sums(spec) or s.algorithm in WHOLE_SUMS),
+    Constraint("packets_whole", "what a rank adds up as packets is whole ones of 8 bytes; of two shots as much on every "
+               "rank, in sums of the type of parts",
+               lambda spec, s: s.protocol != "ll" or in_packets(summed(spec), s.algorithm)),
+    Constraint("packets_small", f"packets, which take twice the bytes, carry parts of at most {MAX_IN_PACKETS >> 10} KB",
+               lambda spec, s: s.protocol != "ll" or summed(spec).rows * summed(spec).part_row_bytes <= MAX_IN_PACKETS),
+    Constraint("packets_by_themselves", "what arrives as packets is added up by itself, not by rows",
+               lambda spec, s: s.protocol != "ll" or not any(epilogue.whole_rows for epilogue in spec.epilogues)),
     Constraint("fused_has_kernel", "a fused schedule has a kernel to fuse into",
                lambda spec, s: not (s.overlap == "fused" and spec.operation.compute != "gemm"
                                     and s.transport == "copy_engine" and s.direction == "pull")),

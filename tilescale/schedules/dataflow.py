@@ -21,11 +21,13 @@ from tilescale.schedules.plan import (
     Gemm,
     MultimemStore,
     Pieces,
+    PutPackets,
     Ragged,
     Reduce,
     Region,
     SharedGemm,
     Sum,
+    SumPackets,
 )
 from tilescale.schedules.story import Counterexample, Place
 
@@ -180,7 +182,7 @@ class DataFlow(Following):
             return self._unwritten(rank, work, step.src, call)
         if isinstance(step, Reduce):
             return self._reduce(rank, work, step, call, pieces)
-        for region in step.targets if isinstance(step, MultimemStore) else (step.dst,):
+        for region in step.targets if isinstance(step, MultimemStore | PutPackets) else (step.dst,):
             offset, target = region.offset - step.src.offset, self._contents(region.rank, region.buffer, call)
             for low, high, value in pieces:
                 target.write(low + offset, high + offset, _moved(value, offset))
@@ -224,7 +226,7 @@ class DataFlow(Following):
                 message = f"must add parts of the same rows, each once; there are elements {told}"
                 return self._refuse(rank, work, call, source, message)
             sums = added
-        target, size = self._contents(step.dst.rank, step.dst.buffer, call), SUMMED[step.out]
+        size = SUMMED[step.out]
         for low, high, value in sums:
             whole = len(value.ranks) == self.plan.world
             if not whole and (step.out != "float32" or value.kind != added_up):
@@ -235,8 +237,10 @@ class DataFlow(Following):
             problem = self._beside(rank, work, step, call, (first, start, last - first))
             if problem is not None:
                 return problem
-            target.write(step.dst.offset + first, step.dst.offset + last,
-                         value._replace(kind=kind, shift=start - first - step.dst.offset, then=step.then))
+            for to in (step.dst, *step.others) if isinstance(step, SumPackets) else (step.dst,):
+                self._contents(to.rank, to.buffer, call).write(
+                    to.offset + first, to.offset + last,
+                    value._replace(kind=kind, shift=start - first - to.offset, then=step.then))
         return None
 
     def _beside(self, rank: int, work: Work, step: Gemm | Sum, call: int, made: tuple[int, int, int]

@@ -21,8 +21,8 @@ def tell_deadlock(model: Model, run: Run) -> Counterexample:
 
     def hopeless(agent: int) -> tuple[bool, bool, int]:
         counter, wanted, _ = model.programs[agent][run.pcs[agent]]
-        own = counter < model.plan.world * model.plan.counters
-        return not (run.counts[counter] + coming.get(counter, 0) < wanted and own), not own, agent
+        told = model.told(counter)
+        return not (run.counts[counter] + coming.get(counter, 0) < wanted and told), not told, agent
 
     stuck.sort(key=hopeless)
     counter, wanted, _ = model.programs[stuck[0]][run.pcs[stuck[0]]]

@@ -9,17 +9,21 @@ from typing import Any
 
 from tilescale.schedules.boxes import Box, Grids, axes, box_of, grid_of, meet, remaining, span, whole_of
 from tilescale.schedules.contracting import Problem, check_contract, check_groups
+from tilescale.schedules.packets import check_buffer, check_launch, check_packets
 from tilescale.schedules.plan import (
     Buffer,
     Clear,
     Contract,
     Copy,
     Gemm,
+    GetPackets,
     Launch,
     MultimemReduce,
     MultimemStore,
+    PacketStep,
     Pieces,
     Plan,
+    PutPackets,
     Ragged,
     Reduce,
     Region,
@@ -28,6 +32,7 @@ from tilescale.schedules.plan import (
     Signal,
     Step,
     Sum,
+    SumPackets,
     Wait,
 )
 from tilescale.schedules.sharing import check_parts, check_shared, covering
@@ -50,12 +55,15 @@ def accesses(step: Step) -> tuple[Access, ...]:
 
 
 def _accesses(step: Step) -> tuple[Access, ...]:
-    if isinstance(step, MultimemStore):
+    if isinstance(step, MultimemStore | PutPackets):
         return ((step.src, False), *((target, True) for target in step.targets))
     if isinstance(step, Copy | Reduce):
         return ((step.src, False), (step.dst, True))
     if isinstance(step, Clear):
         return ((step.dst, True),)
+    if isinstance(step, SumPackets):
+        read, written = (*step.srcs, *step.extras), (step.dst, *step.others)
+        return (*((region, False) for region in read), *((region, True) for region in written))
     if isinstance(step, Sum):
         return (*((src, False) for src in (*step.srcs, *step.extras)), (step.dst, True))
     if isinstance(step, Contract):  # a group stores tile by tile, as early as in its first step
@@ -90,8 +98,8 @@ def counter_totals(plan: Plan) -> list[list[int]]:
 
 def describe(step: Step) -> str:
     """A step in words."""
-    if isinstance(step, MultimemStore):
-        return f"MultimemStore {_region(step.src)} to {', '.join(map(_region, step.targets))}"
+    if isinstance(step, MultimemStore | PutPackets):
+        return f"{type(step).__name__} {_region(step.src)} to {', '.join(map(_region, step.targets))}"
     if isinstance(step, MultimemReduce):
         return f"MultimemReduce of {', '.join(map(_region, step.srcs))} to {_region(step.dst)}"
     if isinstance(step, Copy):
@@ -101,7 +109,9 @@ def describe(step: Step) -> str:
     if isinstance(step, Clear):
         return f"Clear {_region(step.dst)}"
     if isinstance(step, Sum):
-        return f"Sum of {', '.join(map(_region, step.srcs))} to {_region(step.dst)}{_then(step)}"
+        told = (step.dst, *step.others) if isinstance(step, SumPackets) else (step.dst,)
+        return (f"{type(step).__name__} of {', '.join(map(_region, step.srcs))} to {', '.join(map(_region, told))}"
+                f"{_then(step)}")
     if isinstance(step, Pieces):
         return f"Pieces {step.m}x{step.n}x{step.k} of {_region(step.a)} to {', '.join(map(_region, step.parts[:3]))}"
     if isinstance(step, Gemm):
@@ -146,6 +156,9 @@ def check_structure(plan: Plan) -> Counterexample | None:
         wrong = len(grids) not in (0, plan.world) or max(map(prod, grids), default=0) > buffer.size
         if wrong or (buffer.grid and (min(buffer.grid) < 1 or prod(buffer.grid) != buffer.size)):
             return Counterexample("structure", f"a grid must hold the bytes of its buffer; got {buffer}")
+        if not check_buffer(buffer):
+            return Counterexample(
+                "packets", f"a buffer of packets is a zeroed workspace that peers see, of whole ones; got {buffer}")
     problem = _check_goal(plan)
     if problem:
         return problem
@@ -155,6 +168,9 @@ def check_structure(plan: Plan) -> Counterexample | None:
             problem = _check_launch(rank, launch, seen)
             if problem:
                 return problem
+            beside = check_launch(plan, launch)
+            if beside:
+                return _refuse(*beside, Place(rank, launch.name))
             seen.add(launch.name)
     return None
 
@@ -269,6 +285,9 @@ def check_steps(plan: Plan) -> Counterexample | None:
         Sum: _check_sum,
         MultimemStore: lambda plan, rank, step: _check_copy(plan, rank, step) or _check_multicast(plan, step, step.targets),
         MultimemReduce: _check_multimem_reduce,
+        PutPackets: lambda plan, rank, step: _check_copy(plan, rank, step) or check_packets(plan, rank, step),
+        GetPackets: lambda plan, rank, step: _check_copy(plan, rank, step) or check_packets(plan, rank, step),
+        SumPackets: lambda plan, rank, step: _check_sum(plan, rank, step) or check_packets(plan, rank, step),
         Ragged: _check_ragged,
         Signal: _check_signal,
         Wait: _check_wait,
@@ -276,7 +295,7 @@ def check_steps(plan: Plan) -> Counterexample | None:
     for rank in range(plan.world):
         for number, launch, role, step in plan.steps_of(rank):
             for region, write in accesses(step):
-                problem = _check_region(plan, rank, region, write, buffers.get(region.buffer))
+                problem = _check_region(plan, rank, step, region, write, buffers.get(region.buffer))
                 if problem:
                     return _refuse(*problem, _place(rank, number, launch, role, step), region)
             clash = _overlapping(step, grids)
@@ -289,7 +308,7 @@ def check_steps(plan: Plan) -> Counterexample | None:
     return None
 
 
-def _check_region(plan: Plan, rank: int, region: Region, write: bool, buffer: Buffer | None) -> Problem | None:
+def _check_region(plan: Plan, rank: int, step: Step, region: Region, write: bool, buffer: Buffer | None) -> Problem | None:
     if buffer is None or not 0 <= region.rank < plan.world:
         return "bounds", f"{_region(region)} is not in a buffer of the plan"
     if region.offset < 0 or region.size <= 0 or region.end > buffer.size:
@@ -300,6 +319,8 @@ def _check_region(plan: Plan, rank: int, region: Region, write: bool, buffer: Bu
         return "visibility", f"rank {rank} uses {region.buffer} of rank {region.rank}, which peers cannot see"
     if write and buffer.role == "input":
         return "structure", f"only the caller writes the input {region.buffer}"
+    if buffer.packets and not isinstance(step, PacketStep):
+        return "packets", f"packets are stored and read as such; {region.buffer} holds them"
     return None
 
 

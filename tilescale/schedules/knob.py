@@ -104,6 +104,13 @@ def _scoped(spec: Spec, chosen: Partial) -> bool:
     return chosen["direction"] == "push" or chosen["algorithm"] == "two_shot" or spec.placement != "symmetric"
 
 
+def _by_packets(spec: Spec, chosen: Partial) -> bool:
+    """Whether parts may travel as packets: where ranks store them at their peers, and nothing is multiplied."""
+    found = (chosen["transport"], chosen["direction"], chosen["overlap"], chosen["copy_scope"])
+    return (sums(spec) and not _computes(spec, chosen) and found == ("peer_copy", "push", "none", "block")
+            and chosen["algorithm"] in ("one_shot", "two_shot"))
+
+
 def _streams(spec: Spec, chosen: Partial) -> bool:
     if ragged(spec):
         return False
@@ -179,6 +186,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("cluster_m", (1, 2), 1, _clusters),
     Knob("split_k", (1, 2, 3, 4, 6, 8), 1, _splits),
     Knob("copy_scope", ("block", "warpgroup", "warp"), "block", _scoped),
+    Knob("protocol", ("simple", "ll"), "simple", _by_packets),
     Knob("stream_k", (0, 1, 2), 0, _streamed),
 )
 BY_NAME = {knob.name: knob for knob in KNOBS}

@@ -10,10 +10,11 @@ from tilescale.schedules.algorithms import ALGORITHMS
 from tilescale.schedules.exchanges import exchange_of, exchanges
 from tilescale.schedules.geometry import gathers_everywhere
 from tilescale.schedules.knob import BY_NAME, WARP_COLUMNS
+from tilescale.schedules.plan import PACKET_BYTES
 from tilescale.schedules.ragged import ragged, ragged_geometry
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.streaming import stream
-from tilescale.schedules.sums import sums
+from tilescale.schedules.sums import in_packets, summed, sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import contracts, in_blocks, in_whole_shards
 from tilescale.spec.op import Spec
@@ -24,6 +25,7 @@ OVERLAPS = ("none", "chunked", "fused")
 COMPUTES = ("generated", "library")
 ORDERS = ("peer_major", "chunk_major")
 SCOPES = ("block", "warpgroup", "warp")
+PROTOCOLS = ("simple", "ll")
 MAX_BLOCKS = 1 << 16
 MAX_WAVES = 2
 BLOCK_M = (8, 16, 32, 64, 128, 256)
@@ -61,13 +63,15 @@ def check(spec: object, schedule: object) -> None:
         _check_contraction(known, schedule)
     if in_blocks(known):
         _check_blocks(schedule)
+    if schedule.protocol == "ll":
+        _check_packets(known, schedule)
 
 
 def _check_names(s: Schedule) -> None:
     choices: tuple[tuple[str, Collection[str]], ...] = (
         ("transport", TRANSPORTS.names()), ("algorithm", ALGORITHMS.names()), ("direction", DIRECTIONS),
         ("overlap", OVERLAPS), ("compute", COMPUTES), ("chunk_order", ORDERS),
-        ("copy_scope", SCOPES))
+        ("copy_scope", SCOPES), ("protocol", PROTOCOLS))
     for name, known in choices:
         value = getattr(s, name)
         if value not in known:
@@ -190,6 +194,23 @@ def _check_blocks(s: Schedule) -> None:
                             "use direction='push', overlap='fused' or 'none', transport='peer_copy' or 'tma'")
     if s.chunk_rows:
         raise ScheduleError("blocks of matrices travel whole", f"chunk_rows={s.chunk_rows}", "set chunk_rows=0")
+
+
+def _check_packets(spec: Spec, s: Schedule) -> None:
+    chosen = {"transport": "peer_copy", "direction": "push", "overlap": "none", "copy_scope": "block"}
+    wrong = [f"{name}={getattr(s, name)!r}" for name, value in chosen.items() if getattr(s, name) != value]
+    wrong += [f"algorithm={s.algorithm!r}"] if s.algorithm not in ("one_shot", "two_shot") else []
+    if not sums(spec) or spec.operation.compute == "gemm" or wrong:
+        raise ScheduleError(
+            "packets carry parts that ranks store at their peers", ", ".join([spec.op, *wrong]),
+            ", ".join(["use protocol='simple', or one or two shots", *(f"{k}={v!r}" for k, v in chosen.items())]))
+    if not in_packets(summed(spec), s.algorithm):
+        raise ScheduleError(
+            f"what a rank adds up is whole packets of {PACKET_BYTES} bytes, of two shots as much on every rank, in sums of "
+            "the type of parts", f"{spec.label}, algorithm={s.algorithm!r}", "use protocol='simple' or one shot")
+    if any(epilogue.whole_rows for epilogue in spec.epilogues):
+        raise ScheduleError("packets are added up by themselves, not by rows", f"then={', '.join(spec.then)}",
+                            "use protocol='simple'")
 
 
 def _check_contraction(spec: Spec, s: Schedule) -> None:

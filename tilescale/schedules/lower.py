@@ -15,6 +15,7 @@ from tilescale.schedules.exchanges import exchange_geometry, exchanges
 from tilescale.schedules.gather import RankPlan, Shape, lower_chunked, lower_fused, lower_none
 from tilescale.schedules.geometry import geometry
 from tilescale.schedules.local import lower_local
+from tilescale.schedules.packet_sums import sum_packets
 from tilescale.schedules.plan import Launch, Plan
 from tilescale.schedules.ragged import ragged, ragged_structure
 from tilescale.schedules.reduce import SumPlan, SumShape, counters, sum_chunked, sum_fused, sum_none
@@ -92,10 +93,10 @@ def _sum_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
             plan: SumPlan = ring_sums(RingPlan(geo, shape, rank))
         else:
             plan = SumPlan(geo, shape, rank)
-            _SUM_OVERLAPS[schedule.overlap](plan)
+            (sum_packets if geo.packets else _SUM_OVERLAPS[schedule.overlap])(plan)
         ranks.append(tuple(plan.launches))
-    return Plan(op=spec.op, buffers=geo.buffers(), counters=counters(geo), ranks=tuple(ranks), goal=geo.goal(),
-                sm_share=share, smem_limit=spec.topology.gpu.smem_bytes)
+    return Plan(op=spec.op, buffers=geo.buffers(), counters=spec.world if geo.packets else counters(geo),
+                ranks=tuple(ranks), goal=geo.goal(), sm_share=share, smem_limit=spec.topology.gpu.smem_bytes)
 
 
 def _exchange_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:

@@ -15,6 +15,9 @@ from math import prod
 
 from tilescale import canon
 
+PACKET_BYTES = 8  # of data in a packet
+PACKET_COST = 2  # memory that a packet takes, over its data
+
 
 @dataclass(frozen=True)
 class Buffer:
@@ -24,7 +27,8 @@ class Buffer:
     "workspace". `peer_visible` buffers may appear in regions of other ranks. With `versions` 2, odd and even calls use
     different halves. `zeroed`: all zeros when the workspace is made. `grid`: where regions have loops, the row-major shape
     that they are boxes of, outermost dimension first, the innermost in bytes; () for plain bytes. `rank_grids`: those of
-    every rank, where they differ; `grid` is then the largest.
+    every rank, where they differ; `grid` is then the largest. `packets`: every PACKET_BYTES of it lie in a packet, whose
+    marks say which call wrote them; sizes and offsets count the data alone, which take PACKET_COST times as much memory.
     """
 
     name: str
@@ -35,6 +39,12 @@ class Buffer:
     zeroed: bool = False
     grid: tuple[int, ...] = ()
     rank_grids: tuple[tuple[int, ...], ...] = ()
+    packets: bool = False
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory that a version takes."""
+        return self.size * PACKET_COST if self.packets else self.size
 
 
 @dataclass(frozen=True)
@@ -164,6 +174,33 @@ class MultimemStore(Copy):
 
 
 @dataclass(frozen=True)
+class PutPackets(Copy):
+    """A Copy to buffers of packets of peers, `dst` and `others`, which all get the same. Each packet is stored at once,
+    with the mark of the call: it is its own signal, and orders nothing but its own bytes. What a block sends is there when
+    its packets are, whatever other blocks do."""
+
+    others: tuple[Region, ...] = ()
+
+    @property
+    def targets(self) -> tuple[Region, ...]:
+        return (self.dst, *self.others)
+
+
+@dataclass(frozen=True)
+class SumPackets(Sum):
+    """A Sum of which sources lie in buffers of packets: each block waits for the packets of its share of these, no others,
+    until they bear the mark of the call. Blocks share a part as those of a PutPackets of as many blocks do. `others`:
+    where at peers the sum goes as packets, too."""
+
+    others: tuple[Region, ...] = ()
+
+
+@dataclass(frozen=True)
+class GetPackets(Copy):
+    """A Copy out of a buffer of packets, which each block awaits as a SumPackets does."""
+
+
+@dataclass(frozen=True)
 class MultimemReduce(Sum):
     """A Sum of one range of a buffer of every rank, read through a multicast address: a switch adds up, in no stated order,
     at float32's precision, and rounds once to `element`. So `out` is `element`, unless that is float32."""
@@ -246,8 +283,9 @@ class Ragged:
     expected: int = 0
 
 
-Step = (Copy | Reduce | Clear | Signal | Wait | Gemm | Sum | Contract | Ragged | MultimemStore | MultimemReduce | Pieces
-        | SharedGemm)
+PacketStep = PutPackets | SumPackets | GetPackets
+Step = (Copy | Reduce | Clear | Signal | Wait | Gemm | Sum | Contract | Ragged | MultimemStore | MultimemReduce | PutPackets
+        | SumPackets | GetPackets | Pieces | SharedGemm)
 
 
 @dataclass(frozen=True)
@@ -268,9 +306,9 @@ class Launch:
     """A kernel with its roles, one copy by a copy engine, or one library call.
 
     It starts when the launch before it on its `stream` and all of `after` have completed. Blocks of the roles are
-    numbered in the order of `roles`. `family`: which kernel carries it out, "copy", "signal", "sum", "gemm", "fused"
-    or "moe"; or "copy_engine", "library". `cluster`: consecutive blocks that start together and reach each other's shared
-    memory.
+    numbered in the order of `roles`. `family`: which kernel carries it out, "copy", "signal", "sum", "packets",
+    "gemm", "fused" or "moe"; or "copy_engine", "library". `cluster`: consecutive blocks that start together and reach each
+    other's shared memory.
     """
 
     name: str

@@ -32,6 +32,7 @@ SOURCES = (
     "footprint.py",
     "movement.py",
     "order.py",
+    "packets.py",
     "phases.py",
     "plan.py",
     "protocol.py",

@@ -59,7 +59,8 @@ def protocol(plan: Plan) -> Form:
                 for launch in launches
             )
         )
-    buffers = tuple((b.role, b.versions, b.zeroed, units.whole(b.name, b.size), *units.grid(b)) for b in plan.buffers)
+    buffers = tuple((b.role, b.versions, b.zeroed, units.whole(b.name, b.size), *units.grid(b),
+                     *(("packets",) if b.packets else ())) for b in plan.buffers)
     goal = (
         numbers[plan.goal.operand],
         numbers[plan.goal.output],
@@ -194,6 +195,7 @@ def _gang(role: Role, free: frozenset[tuple[int, int]]) -> int:
 
     A free counter reaches what is waited for exactly when every block has signalled in this call: the blocks that run
     on are at most one signal ahead of a stopped one, because the next call starts after the launch has ended.
+    Blocks that exchange packets wait for the blocks of their own number alone, and all others are alike.
     """
     fixed = any(isinstance(step, Signal) and (step.rank, step.counter) not in free for step in role.steps)
     return role.blocks if fixed else min(role.blocks, 2)
@@ -314,7 +316,8 @@ class _View:
             return ("contract", step.gathered, step.first, step.last, *regions)
         if isinstance(step, Sum) and not step.carried:
             # The order of the sources is no part of it: every rank adds in the same order.
-            regions = [*sorted(regions[:-1]), regions[-1], (step.dst.size == step.srcs[0].size,)]
+            read = len(step.srcs) + len(step.extras)
+            regions = [*sorted(regions[:read]), *regions[read:], (step.dst.size == step.srcs[0].size,)]
         if isinstance(step, Gemm | Sum) and step.then:
             regions = [*regions, step.then]
         if isinstance(step, Ragged):  # that reads of all ranks alike

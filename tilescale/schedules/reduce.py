@@ -201,6 +201,11 @@ def counters(geo: SumGeometry) -> int:
     return 3 * geo.world * geo.max_chunks + 1
 
 
+def fenced_once(steps: Sequence[Step]) -> list[Step]:
+    """Copies first, then signals, behind one fence: it waits until what was stored at peers is acknowledged."""
+    return sorted(steps, key=lambda step: isinstance(step, Signal))
+
+
 def flat(groups: Iterable[Iterable[Step]]) -> list[Step]:
     return [step for group in groups for step in group]
 
@@ -229,7 +234,7 @@ def sum_none(plan: SumPlan) -> None:
         plan.sum_up(blocks)
     else:
         blocks = shape.comm_blocks
-        steps = [*flat(plan.give()), *plan.totals(blocks, blocks), *flat(plan.collect(blocks))]
+        steps = [*fenced_once(flat(plan.give())), *plan.totals(blocks, blocks), *flat(plan.collect(blocks))]
         plan.add("all", 0, [plan.blocks("all", blocks, steps)])
     plan.finish()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilescale.schedules.footprint import counter_totals
-from tilescale.schedules.plan import Launch, Plan, Signal, Wait
+from tilescale.schedules.plan import Launch, PacketStep, Plan, Signal, Wait
 from tilescale.schedules.story import Counterexample, Place
 
 COUNTER_LIMIT = 2**31
@@ -66,7 +66,7 @@ def check_residency(plan: Plan) -> Counterexample | None:
 
 def _concerned(launch: Launch, waited: set[tuple[int, int]]) -> bool:
     return any(
-        isinstance(step, Wait) or (isinstance(step, Signal) and (step.rank, step.counter) in waited)
+        isinstance(step, Wait | PacketStep) or (isinstance(step, Signal) and (step.rank, step.counter) in waited)
         for step in launch.steps
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 from tilescale import canon
 from tilescale.errors import ScheduleError, nearest
 
-_LATER = {"cluster_m": 1, "split_k": 1, "copy_scope": "block", "stream_k": 0}
+_LATER = {"cluster_m": 1, "split_k": 1, "copy_scope": "block", "protocol": "simple", "stream_k": 0}
 
 
 @dataclass(frozen=True, order=True)
@@ -25,6 +25,7 @@ class Schedule:
     raster_group: rows of tiles walked together before the next column. cluster_m: rows of tiles that blocks of a cluster
     take together, sharing their loads of B. split_k: blocks of a cluster that share the contraction of a tile.
     copy_scope: who puts or gets neighbouring bytes together: the threads of a "block", a "warpgroup" or a "warp".
+    protocol: "simple" (data, then a signal behind a fence) or "ll" (packets: data and the mark of the call in one store).
     stream_k: last waves of tiles that all blocks share evenly along the contraction (stream-K); 0: none.
     """
 
@@ -45,6 +46,7 @@ class Schedule:
     cluster_m: int = 1
     split_k: int = 1
     copy_scope: str = "block"
+    protocol: str = "simple"
     stream_k: int = 0
 
     @cached_property
@@ -69,6 +71,7 @@ class Schedule:
             f"{self.block_m}x{self.block_n}x{self.block_k}s{self.num_stages}g{self.raster_group}" if self.block_m else "",
             f"cluster{self.cluster_m}" if self.cluster_m > 1 else "", f"split{self.split_k}" if self.split_k > 1 else "",
             f"by_{self.copy_scope}" if self.copy_scope != "block" else "",
+            self.protocol if self.protocol != "simple" else "",
             f"stream{self.stream_k}" if self.stream_k else "",
         ) if v)
 

@@ -14,7 +14,7 @@ from math import prod
 
 from tilescale.schedules.extras import NO_EXTRAS, Extras, extras_of
 from tilescale.schedules.geometry import Chunk, cut
-from tilescale.schedules.plan import Buffer, Gemm, Goal, MultimemReduce, Region, Sum
+from tilescale.schedules.plan import PACKET_BYTES, Buffer, Gemm, Goal, MultimemReduce, Region, Sum
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec
@@ -94,7 +94,7 @@ def summed(spec: Spec) -> Summed:
 @dataclass(frozen=True)
 class SumGeometry:
     """Regions of a sum under a schedule. `whole`: every rank adds up all rows (one shot) instead of its own. `multicast`: a
-    switch adds up what all ranks have made readable, their own among it."""
+    switch adds up what all ranks have made readable, their own among it. `packets`: parts land as packets."""
 
     sum: Summed
     push: bool
@@ -102,6 +102,7 @@ class SumGeometry:
     scatter: bool
     chunk_rows: int
     multicast: bool = False
+    packets: bool = False
 
     @property
     def world(self) -> int:
@@ -160,8 +161,11 @@ class SumGeometry:
         if self.stages:
             found.append(Buffer("staging", "workspace", s.rows * s.row_bytes, True, versions))
         if self.push:
-            found.append(Buffer("inbox", "workspace", s.world * self.slot_bytes, True, versions))
-        if self.two_shot:
+            found.append(Buffer("inbox", "workspace", s.world * self.slot_bytes, True, versions, zeroed=self.packets,
+                                packets=self.packets))
+        if self.two_shot and self.packets:
+            found.append(Buffer("result", "workspace", s.rows * s.out_row_bytes, True, versions, zeroed=True, packets=True))
+        elif self.two_shot:
             found.append(Buffer("result", "workspace", shard * s.out_row_bytes, True))
         return tuple(found)
 
@@ -199,6 +203,11 @@ class SumGeometry:
         row = self.sum.out_row_bytes
         return Region("result", owner, (chunk.first - self.sum.bounds[owner]) * row, chunk.rows * row)
 
+    def handed(self, rank: int, chunk: Chunk) -> Region:
+        """Where the sum of rows lands as packets at `rank` (two shots)."""
+        row = self.sum.out_row_bytes
+        return Region("result", rank, chunk.first * row, chunk.rows * row)
+
     def output(self, rank: int, chunk: Chunk) -> Region:
         row = self.sum.out_row_bytes
         first = chunk.first - (0 if self.sum.everywhere else self.sum.bounds[rank])
@@ -212,7 +221,7 @@ class SumGeometry:
 
     def total(self, owner: int, chunk: Chunk) -> Sum:
         """The sum of all parts, in the order of ranks on every rank, so that all get the same bits; or by a switch."""
-        target = self.result(owner, chunk) if self.two_shot else self.output(owner, chunk)
+        target = self.result(owner, chunk) if self.two_shot and not self.packets else self.output(owner, chunk)
         if self.multicast:
             readable = tuple(self.readable(rank, chunk) for rank in range(self.world))
             return MultimemReduce(readable, target, self.sum.element, self.sum.out)
@@ -279,15 +288,27 @@ class RingGeometry(SumGeometry):
         return Sum(sources, target, self.sum.element, self.sum.out, carried=CARRIED_DTYPE)
 
 
+def in_packets(found: Summed, algorithm: str) -> bool:
+    """Whether what a rank adds up is whole packets, one at least. Of two shots the shards are equal, and sums as wide as
+    parts, since both travel."""
+    size = found.rows * found.part_row_bytes
+    if algorithm == "two_shot":
+        even = found.rows % found.world == 0 and found.part_row_bytes == found.out_row_bytes
+        size = size // found.world if even else 0
+    return size > 0 and size % PACKET_BYTES == 0
+
+
 @lru_cache(maxsize=256)
-def sum_geometry(spec: Spec, direction: str, algorithm: str, chunk_rows: int, multicast: bool = False) -> SumGeometry:
+def sum_geometry(spec: Spec, direction: str, algorithm: str, chunk_rows: int, multicast: bool = False,
+                 packets: bool = False) -> SumGeometry:
     found = summed(spec)
     made = RingGeometry if algorithm == "ring" else SumGeometry
     return made(found, direction == "push", algorithm == "one_shot", algorithm == "scatter", chunk_rows * found.chunk_unit,
-                multicast)
+                multicast, packets)
 
 
 def geometry_of(spec: Spec, schedule: Schedule) -> SumGeometry:
     """The geometry of a schedule of a spec that sums."""
     multicast = TRANSPORTS[schedule.transport].multicast
-    return sum_geometry(spec, schedule.direction, schedule.algorithm, schedule.chunk_rows, multicast)
+    return sum_geometry(spec, schedule.direction, schedule.algorithm, schedule.chunk_rows, multicast,
+                        schedule.protocol == "ll")

@@ -165,6 +165,13 @@ inline void advance_copy_node(Op* op) {
   finish_op(op);
 }
 
+// Half a packet, 8 bytes that arrive as a whole.
+inline void advance_packet(Op* op) {
+  write_global(log_of(op->call, op->place.rank, op->place.step), &op->place, op->target, op->data.data(), op->size);
+  wake_counter(op->target + 4);
+  finish_op(op);
+}
+
 // What the caller does is no step of the plan: it is logged under no step, and not checked against one.
 inline void advance_caller(Op* op) {
   StepLog* log = log_of(op->call, op->place.rank, kNoStep);
@@ -218,6 +225,7 @@ void advance_op(Op* op) {
     case kGemmNode:
       run_library(op->node->gemm, op->place, log_of(op->call, op->place.rank, op->place.step));
       return finish_op(op);
+    case kPacketHalf: return advance_packet(op);
     default: return advance_caller(op);
   }
 }
@@ -319,6 +327,33 @@ void copy_async_wait(u32 youngest) {
   }
 }
 
+constexpr u32 kPacketPolls = 4096;
+
+void packet_half(u32* p, u32 data, u32 mark) {
+  check_aligned(reinterpret_cast<u64>(p), 8, "the address of half a packet");
+  find_memory(reinterpret_cast<u64>(p), 8, nullptr, "writes");
+  Op* op = new Op;
+  op->kind = kPacketHalf;
+  op->place = here();
+  op->call = machine->me->block->node->call;
+  op->node = machine->me->block->node;
+  op->target = reinterpret_cast<u64>(p);
+  op->size = 8;
+  op->data.resize(8);
+  memcpy(op->data.data(), &data, 4);
+  memcpy(op->data.data() + 4, &mark, 4);
+  ++op->node->ops;
+  start_op(op, kStoreWrites);
+  maybe_yield(64);
+}
+
+void packet_load(U128* value, const U128* p) {
+  check_aligned(reinterpret_cast<u64>(p), 16, "the address of a packet");
+  if (machine->adversary == kRandom) maybe_yield(64);
+  if (machine->me->polls++ >= kPacketPolls) note_poll(reinterpret_cast<u64>(p));  // a thread looks at many packets in turn
+  read_global(machine->me->log, nullptr, reinterpret_cast<u64>(p), value, sizeof *value);
+}
+
 void bulk_wait(u32 groups) { wait_groups(kBulkDone, groups); }
 void bulk_wait_read(u32 groups) { wait_groups(kBulkRead, groups); }
 
@@ -387,6 +422,18 @@ void copy_async_commit() {
     start_op(op, kLoadReads);
   }
   maybe_yield(16);
+}
+
+// Blocks until both halves bear the mark, or until its time is over.
+void packet_pause(const U128* p, u32 mark) {
+  using namespace host;
+  Fiber* fiber = machine->me;
+  while (!fiber->expired && (p->y != mark || p->w != mark)) {
+    const u32* missing = p->y != mark ? &p->y : &p->w;
+    machine->counter_waiters[reinterpret_cast<u64>(missing)].push_back(fiber);
+    block_fiber(kCounter, reinterpret_cast<u64>(missing), mark);
+  }
+  fiber->expired = false;
 }
 
 void fence_async_smem() {}

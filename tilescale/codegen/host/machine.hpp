@@ -170,7 +170,7 @@ struct Cta {
 };
 
 enum OpKind : u32 { kTensorLoad, kBulkLoad, kBulkStore, kTensorStore, kMultiply, kCopyNode, kGemmNode, kWriteNode, kReadNode,
-  kThreadCopies };
+  kPacketHalf, kThreadCopies };
 
 // Queues of pending work, in the order in which the lazy adversary gives in.
 enum Queue : u32 { kLoadReads, kLoadWrites, kMultiplies, kStoreReads, kStoreWrites, kQueues };

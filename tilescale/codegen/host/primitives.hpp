@@ -65,6 +65,8 @@ namespace host {
 unsigned char* shared_memory();
 void load(void* value, const void* p, u32 bytes);
 void store(void* p, const void* value, u32 bytes);
+void packet_half(u32* p, u32 data, u32 mark);
+void packet_load(U128* value, const U128* p);
 void bulk_wait(u32 groups);
 void bulk_wait_read(u32 groups);
 void copy_async_wait(u32 groups);
@@ -131,6 +133,17 @@ void fence_system();
 void signal_add(u32* p, u32 value);
 void pause_until(const u32* p, u32 target);
 u64 time_ns();
+// A packet: each half of the data beside the mark, arriving by itself, at once or as late as the adversary likes.
+inline void packet_store(U128* p, u64 data, u32 mark) {
+  host::packet_half(&p->x, static_cast<u32>(data), mark);
+  host::packet_half(&p->z, static_cast<u32>(data >> 32), mark);
+}
+inline U128 packet_load(const U128* p) {
+  U128 found;
+  host::packet_load(&found, p);
+  return found;
+}
+void packet_pause(const U128* p, u32 mark);
 // The emulator has no time: a link is free at once.
 inline u64 link_reserve(u64*, u64) { return 0; }
 inline void link_wait(u64) {}

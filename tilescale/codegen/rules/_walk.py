@@ -38,7 +38,7 @@ KIND, LEADER = "step.kind", "@leader"
 _CONSTANT = re.compile(r"(?:C|Config) :: (\w+)")
 # Which other texts do not have.
 _OPTIONAL = {"Contracts < C > :: value": "contracts", "Moe < C > :: value": "has_moe", "Streams < C > :: value": "stream_k",
-             "WarpProducts < C > :: value": "mma_sync"}
+             "WarpProducts < C > :: value": "mma_sync", "Packets < C > :: value": "packets"}
 _COMPARED = re.compile(r"(?:C|Config) :: (\w+) (>|==|!=) (\d+)u?")
 _ORDERS: dict[str, Callable[[int, int], bool]] = {">": operator.gt, "==": operator.eq, "!=": operator.ne}
 # One thread of a block, of those that multiply, or a wait: waits that follow each other are waited for side by side.
@@ -177,6 +177,7 @@ class Walk:
         texts = [t.text for t in tokens]
         if "Step" in texts[:2]:  # the next step: any kind
             kinds: tuple[str, ...] = ("kGemm",) if self.constants.get("solo") else KINDS
+            kinds = ("kPackets",) if self.constants.get("packets") else kinds
             kinds += MULTICAST_KINDS if self.constants.get("multimem") else ()
             found = {state.put(KIND, kind) for state in self.expression(tokens, states) for kind in kinds}
             return frozenset(found)

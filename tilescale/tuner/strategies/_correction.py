@@ -9,14 +9,14 @@ from tilescale.schedules.space import Space
 from tilescale.tuner.prior import Prior
 from tilescale.tuner.trial import Trial
 
-Family = tuple[str, str, str, str]
+Family = tuple[str, str, str, str, str]
 # A neighbour of a failure is expected to fail more often: for each it must be that much faster to be tried as early.
 FAILURE_FACTOR = 1.5
 
 
 def family(schedule: Schedule) -> Family:
     """Schedules that a wrong prior is wrong about in the same way."""
-    return schedule.transport, schedule.direction, schedule.overlap, schedule.compute
+    return schedule.transport, schedule.direction, schedule.overlap, schedule.compute, schedule.protocol
 
 
 class Correction:

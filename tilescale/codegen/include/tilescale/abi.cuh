@@ -11,10 +11,10 @@ namespace ts {
 
 // kReserve and kPace stand around a copy by a copy engine in the scale model, kSource rows behind a sum, one a source,
 // kLoop rows behind a copy of rows at pitches, one a loop; no plan holds them. kMultiStore and kMultiSum go through a
-// multicast address, which stands for the same bytes of all ranks.
+// multicast address, which stands for the same bytes of all ranks. kPackets is all that a launch of packets does.
 enum StepKind : u32 {
   kCopy = 1, kSignal = 2, kWait = 3, kGemm = 4, kReserve = 5, kPace = 6, kSum = 7, kSource = 8, kLoop = 9, kRagged = 10,
-  kMultiStore = 11, kMultiSum = 12
+  kMultiStore = 11, kMultiSum = 12, kPackets = 13
 };
 
 // What a sum takes and becomes: all parts at once; or, where it goes from rank to rank, a part that begins it, the sum so far
@@ -46,6 +46,9 @@ struct Step {
                    // (gemm_stream.cuh), pointer slot of the sums that blocks leave for each other
   u32 peer;        // gemm: rank that holds the output; sum: SumForm
   // A gemm of warps (gemm_mma.cuh): source and size are the pointer slots of A and B, source_offset bytes into A.
+  // Packets (packets.cuh): id: of the first step; the others follow it. source, target: pointer slots of the operand and of
+  // the output; counter, per_call: those of the parts and of the sums at rank 0, those at other ranks behind them; size:
+  // bytes that go from one rank to another; rows: packets of these that a block takes.
   // A gemm that is a segment of a contraction (contract.cuh): counter is its shard in the map of what is sent, size that in the
   // map of the local operand, source_offset its first index in the shard, per_call how many there are, rows those of the
   // output, peer 1 in the first segment of a product, 2 in the last, 3 in an only one.
@@ -97,7 +100,7 @@ struct Arguments {
   u32 n, k;                 // gemm: columns of B; contraction. sum with an epilogue: columns of the output
   u64 link_fs_per_byte;     // scale model: femtoseconds that a byte takes a link
   union {                   // what a block would have to look up first, and wait for:
-    Step only;              // the step of a launch that has one, for all of its blocks alike
+    Step only;              // the row of a launch that has one, for all of its blocks alike
     Block roles[2];         // of other launches, the rows of their gangs, where these are at most two; else zeros
   };
 };

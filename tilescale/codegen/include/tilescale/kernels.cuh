@@ -20,6 +20,7 @@
 #include "norm.cuh"
 #include "carry.cuh"
 #include "copy.cuh"
+#include "packets.cuh"
 #include "scales.cuh"
 #include "gemm_store.cuh"
 #include "gemm_split.cuh"
@@ -62,7 +63,9 @@ TS_DEV Block block_of(const Arguments& args) {
 }
 
 template <class C> TS_DEV void execute(const Arguments& args, const Maps& maps, u8* smem) {
-  if constexpr (C::solo) {  // one step, no counters, buffers of one version: nothing to look up
+  if constexpr (Packets<C>::value) {  // one row, which comes with the arguments
+    packet_role<C>(args);
+  } else if constexpr (C::solo) {  // one step, no counters, buffers of one version: nothing to look up
     walk<C>(Call{&args, 0u}, Block{kGemmRole, 0u, 1u, block(), num_blocks()}, maps, smem);
   } else {
     walk<C>(Call{&args, load_relaxed(&args.state->calls)}, block_of(args), maps, smem);

@@ -69,6 +69,18 @@ TS_DEV u32 atomic_add(u32* p, u32 v) {
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
   return old;
 }
+// A packet: each half of the data beside the mark. An access of 8 bytes is one: whoever finds the mark has its half.
+TS_DEV void packet_store(U128* p, u64 data, u32 mark) {
+  const u64 low = (data & 0xFFFFFFFFull) | ((u64)mark << 32), high = (data >> 32) | ((u64)mark << 32);
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(p), "l"(low), "l"(high) : "memory");
+}
+TS_DEV U128 packet_load(const U128* p) {
+  u64 low, high;
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(low), "=l"(high) : "l"(p) : "memory");
+  return U128{(u32)low, (u32)(low >> 32), (u32)high, (u32)(high >> 32)};
+}
+// Between two looks at a packet: a pause would be longer than the trip that is waited for.
+TS_DEV void packet_pause(const U128*, u32) {}
 TS_DEV u64 time_ns() {
   u64 t;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));

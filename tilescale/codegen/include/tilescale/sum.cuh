@@ -21,10 +21,8 @@ template <class C> struct SumUnit {
     }
   }
 
-  static TS_DEV void write(u8* to, const float (&sum)[kElements]) {
-    constexpr int kStore = kOutBytes < 16 ? kOutBytes : 16;
-    typedef typename UnitOf<kStore>::type Word;
-    alignas(16) u8 bytes[kOutBytes];
+  // The numbers as the target holds them; `bytes` is aligned to 16.
+  static TS_DEV void round(u8* bytes, const float (&sum)[kElements]) {
     if constexpr (Same<typename C::Out, Fp32>::value) {
 #pragma unroll
       for (int e = 0; e < kElements; ++e) ((float*)bytes)[e] = sum[e];
@@ -34,6 +32,13 @@ template <class C> struct SumUnit {
     } else {
       ((u16*)bytes)[0] = pack1<typename C::Out>(sum[0]);
     }
+  }
+
+  static TS_DEV void write(u8* to, const float (&sum)[kElements]) {
+    constexpr int kStore = kOutBytes < 16 ? kOutBytes : 16;
+    typedef typename UnitOf<kStore>::type Word;
+    alignas(16) u8 bytes[kOutBytes];
+    round(bytes, sum);
 #pragma unroll
     for (int w = 0; w < kOutBytes / kStore; ++w) store((Word*)to + w, ((const Word*)bytes)[w]);
   }
