@@ -95,6 +95,8 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
     "parts pulled": (
         gemm_rs((400, 304, 304), 2, order="col", on=_ON),
         replace(FUSED, direction="pull", chunk_rows=128, depth=1, num_comm_blocks=0, **_LARGE)),
+    "parts stored by tensor": (  # in two versions, in segments
+        gemm_rs((256, 304, 304), 2, on=_ON), replace(FUSED, direction="pull", depth=1, num_comm_blocks=0)),
     "odd columns of floats": (
         ag_gemm((144, 302, 72), 2, out_dtype="float32", on=_ON), replace(FUSED, overlap="chunked", num_comm_blocks=2)),
     "product": (gemm_rs((304, 304, 816), 2, out="Partial", on=_ON), LOCAL),

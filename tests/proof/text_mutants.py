@@ -190,8 +190,9 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         **dict.fromkeys(("release", "release_previous"), (*_CLUSTERS, "gemm")),
         "for_tiles": (*_CLUSTERS, *_TILES),
         "k_range": ("shared contraction",),
-        "gemm_consumer": ("parts", "parts pulled", "scatter", "scatter large", "shared contraction", "product of bytes",
-                          "scaled rows and columns", "scaled product"),
+        "gemm_consumer": (
+            "parts stored by tensor", "parts", "parts pulled", "scatter", "scatter large", "shared contraction",
+            "product of bytes", "scaled rows and columns", "scaled product"),
         "gemm_role": ("gemm", *_CLUSTERS, "shared contraction"), "multiply_tile_promoted": _BYTES, "promote": _BYTES,
         "load_scales": ("scaled blocks",), "promote_scaled": ("scaled blocks",),
         "begun": _STREAMED, "": _TILES},
@@ -201,7 +202,8 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "gemm_store.cuh": {
         "store_four": _FEW, "store_finished": (*_FEW, "then swiglu, few rows"),
         "store_pair": ("odd columns", "odd columns of floats", *_FEW), "store_registers": ("odd columns",),
-        "copy_chunk": ("scatter", "scatter large"), "store_chunk": (*_STAGED, "scatter", "then swiglu"),
+        "copy_chunk": ("scatter", "scatter large"),
+        "store_chunk": ("parts stored by tensor", *_STAGED, "scatter", "then swiglu", "gemm"),
         "store_rows": (*_STAGED, "odd columns"), "": _STAGED},
     "multimem.cuh": {"": _SWITCH},
     "scales.cuh": {"": _SCALED},
@@ -220,7 +222,7 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "sum.cuh": {"": _SUMS},
 }
 BY_PLACE = {  # of functions that other schedules run as well
-    "multi_": _SWITCH, "carry_step": ("carried",), "sum_step": ("sum",),
+    "multi_": _SWITCH, **dict.fromkeys(("carry_step", "step, row + 1"), ("carried",)), "sum_step": ("sum",),
     **dict.fromkeys(("promote_scaled", "load_scales"), ("scaled blocks",)),
 }
 _OTHERS = ("fused pull", "gemm", "tma", "parts")
