@@ -3,7 +3,8 @@
     python benchmarks/bodies.py [--each N] [--workers N]
 
 For every operation of the tables, on the topologies that they are measured on: all kernels of those that communicate, and
-of products without communication those of the schedules that the cost model ranks first for every layer. Each text once.
+of products without communication those of the schedules that the cost model ranks first for every layer, and first of those
+that share tiles. Each text once.
 Needs no GPU. Exits with 1 where one spills, or does not compile.
 """
 
@@ -13,6 +14,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import Space
 from tilescale.spec.declaration import Spec
 
+BEFORE = "4xA100-NVLink"  # a machine of sm_80
 RANKS = 2  # kernels of more differ in how many parts a sum has
 LOCAL_ROWS, LAYERS = (1, 16, 64, 512, 8192), 3  # every third of them
 # What kernels differ by.
@@ -44,6 +47,11 @@ def workloads() -> Iterator[Spec]:
         yield products.declare(m, layer, alone)
     for op, kind in product(beside.SHAPES, ("shared_gpu", beside.MACHINE)):
         yield beside.layers(op, RANKS, kind)[0].spec
+    before = ts.Topology.named(BEFORE).with_ranks(RANKS)
+    for op in beside.SHAPES:
+        spec = beside.layers(op, RANKS, "shared_gpu")[0].spec
+        yield replace(spec, topology=before)
+    yield products.declare(LOCAL_ROWS[-1], next(iter(products.layers())), before.with_ranks(1))
     yield beside.all_reduce_small([RANKS]).rows[-1].spec
     shared = ts.Topology.shared_gpu(RANKS)
     for rows in (4096, 32):
@@ -52,12 +60,14 @@ def workloads() -> Iterator[Spec]:
 
 
 def first(spec: Spec, each: int) -> tuple[Schedule, ...]:
-    """Of products without communication the schedules that the cost model ranks first; of others one for every kernel that
-    the space holds."""
+    """Of products without communication the schedules that the cost model ranks first, of all and of those that share
+    tiles; of others one for every kernel that the space holds."""
     limits: dict[str, Sequence[str | int]] = {"compute": ["generated"]} if spec.operation.compute == "gemm" else {}
     found = Space(spec, limits).schedules
     if spec.local:
-        return tuple(sorted(found, key=lambda schedule: product_us(spec, schedule))[:each])
+        ranked = sorted(found, key=lambda schedule: product_us(spec, schedule))
+        shared = [schedule for schedule in ranked if schedule.stream_k]
+        return tuple(dict.fromkeys([*ranked[:each], *shared[:1]]))
     kinds: dict[tuple[object, ...], Schedule] = {}
     for schedule in found:
         kinds.setdefault(tuple(getattr(schedule, name) for name in SHAPING), schedule)

@@ -125,7 +125,7 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
         gemm_rs((304, 304, 816), 2, out="Partial", order="col", on=_ON), replace(LOCAL, block_m=64, cluster_m=2)),
     "shared contraction": (
         gemm_rs((304, 304, 816), 2, out="Partial", out_dtype="float32", on=_ON), replace(SPLIT, split_k=3)),
-    "streamed": (gemm_rs((130, 200, 640), 2, out="Partial", on=_REAL), STREAM),
+    "streamed": (gemm_rs((130, 200, 256), 2, out="Partial", on=_REAL), STREAM),
     "streamed in clusters": (
         gemm_rs((270, 200, 640), 2, out="Partial", on=_REAL), replace(STREAM, block_m=128, cluster_m=2)),
     "one tile streamed": (gemm_rs((60, 120, 640), 2, out="Partial", on=_ON), STREAM),

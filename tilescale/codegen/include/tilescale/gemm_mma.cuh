@@ -230,11 +230,10 @@ template <class C> TS_DEV void mma_role(const Call& call, const Block& me, u8* s
       if (!signalled) sync();
       if (thread() == 0) signal_step(call, step, !signalled);
     } else if (step.kind == kWait) {
-      if (thread() == 0) {
+      if (thread() == 0) {  // a segment, or a signal, begins with a barrier of the block
         wait_step(call, step);
         if constexpr (Multicast<C>::value) fence_alias();
       }
-      sync();
     } else if (step.kind == kGemm) {
       warp_segment<C>(call, step, me, smem, staging, until);
     }
