@@ -98,15 +98,22 @@ def _grow(entry: dict[str, Any], ranks: int) -> list[str]:
 
 
 def _grow_experts(entry: dict[str, Any], ranks: int) -> list[str]:
-    """Experts lie evenly on ranks; those that a histogram lacks are as likely as its last."""
-    experts = entry.get("experts")
+    """Experts lie evenly on ranks; those that a histogram lacks are as likely as its last. How many there are is declared, or
+    is the first size of their matrices."""
+    matrices = entry.get("weights")
+    shape = list(matrices["shape"]) if isinstance(matrices, dict) else []
+    experts = shape[0] if shape else entry.get("experts")
     if not isinstance(experts, int) or experts % ranks == 0:
         return []
-    entry["experts"] = -(-experts // ranks) * ranks
+    grown = -(-experts // ranks) * ranks
+    if isinstance(matrices, dict):
+        matrices["shape"] = [grown, *shape[1:]]
+    else:
+        entry["experts"] = grown
     routing = str(entry.get("routing", ""))
     if routing.startswith("histogram:"):
-        entry["routing"] = routing + ("," + routing.rpartition(",")[2]) * (entry["experts"] - experts)
-    return [f"experts {experts} as {entry['experts']}"]
+        entry["routing"] = routing + ("," + routing.rpartition(",")[2]) * (grown - experts)
+    return [f"experts {experts} as {grown}"]
 
 
 def _unit(entry: dict[str, Any], tensor: dict[str, Any]) -> int:
