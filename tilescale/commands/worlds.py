@@ -98,7 +98,7 @@ def _grow(entry: dict[str, Any], ranks: int) -> list[str]:
 
 
 def _grow_experts(entry: dict[str, Any], ranks: int) -> list[str]:
-    """Experts lie evenly on ranks; those that a histogram lacks are as likely as its last. How many there are is declared, or
+    """Experts lie evenly on ranks; those that a histogram lacks are as likely as its last. Their number is declared, or
     is the first size of their matrices."""
     matrices = entry.get("weights")
     shape = list(matrices["shape"]) if isinstance(matrices, dict) else []
