@@ -15,8 +15,9 @@ from tests.perfdb import postgres_server
 
 ROOT = Path(__file__).parents[2]
 PARENT = """
-import time
+import signal, time
 from tests.perfdb import postgres_server
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background of a shell ignores it
 with postgres_server.server() as url:
     print(url, flush=True)
     time.sleep(600)

@@ -21,7 +21,7 @@ from tilescale.spec.operation import OPERATIONS
 
 RECIPES = shipped(Path(__file__).parents[2] / "recipes")
 WHOLE = {"all_gather", "all_reduce", "reduce_scatter"}
-SPREAD = 40
+SPREAD = 16
 CACHE = ProofCache()
 
 
