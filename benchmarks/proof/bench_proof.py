@@ -21,9 +21,9 @@ import resource
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,11 @@ def judge_texts(first: int, every: int) -> dict[str, Any]:
     """The score of text mutants number `first` * CHUNK and on."""
     score = Score()
     score_texts(score, all_text_mutants()[::every][first * CHUNK : (first + 1) * CHUNK])
-    return asdict(score)
+    return as_json(score)
+
+
+def as_json(score: Score) -> dict[str, Any]:
+    return {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(score).items()}
 
 
 def merge(total: Score, part: dict[str, Any]) -> None:
