@@ -15,6 +15,7 @@ from tilescale.schedules.footprint import SUMMED
 from tilescale.schedules.geometry import gathers_everywhere
 from tilescale.schedules.grouped import grouped, routed_geometry
 from tilescale.schedules.knob import BY_NAME
+from tilescale.schedules.legal import TURN_ROWS
 from tilescale.schedules.packing import in_packets, packed_bytes
 from tilescale.schedules.ragged import RaggedGeometry, ragged
 from tilescale.schedules.schedule import Schedule
@@ -32,7 +33,7 @@ MULTIPLIED = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 WHOLE_SUMS = ("direct", "scatter", "one_shot", "two_shot")  # algorithms that add up all parts in one step
 GROUP_ROWS = (1024, 2048)
 WARP_SUMS = 128
-TURN_ROWS, TURN_RESULTS = (64, 128), 64 * 128
+TURN_RESULTS = 64 * 128
 STREAM_REGISTERS = 16  # of a thread that multiplies, which follow what tiles are shared, or whose turn it is
 STREAM_FULL, STREAM_STEPS, STREAM_BLOCKS = 0.95, 4, 8  # share of a wave; blocks of a contraction; blocks of a tile
 
