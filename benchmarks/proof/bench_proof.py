@@ -96,6 +96,13 @@ def prove(recipe: Path, world: int, every: int) -> tuple[str, int, list[str]]:
     return f"{recipe}: {', '.join(labels)}; {len(cache.known)} protocols", count, failed
 
 
+def judge_plans() -> dict[str, Any]:
+    """The score of all plan mutants."""
+    score = Score()
+    score_plans(score, plan_mutants())
+    return as_json(score)
+
+
 def judge_texts(first: int, every: int) -> dict[str, Any]:
     """The score of text mutants number `first` * CHUNK and on."""
     score = Score()
@@ -121,7 +128,8 @@ class Kept:
     """Results of parts that have ended, one file each, of one state of the sources."""
 
     def __init__(self, folder: Path) -> None:
-        tests = b"".join(path.read_bytes() for path in sorted((ROOT / "tests").rglob("*")) if path.is_file())
+        files = sorted(path for path in (ROOT / "tests").rglob("*") if path.is_file() and path.parent.name != "__pycache__")
+        tests = b"".join(path.read_bytes() for path in files)
         self.folder = folder / digest_bytes(common.version().encode() + tests)
         self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -204,8 +212,6 @@ def measure(options: argparse.Namespace, kept: Kept) -> int:
         os.environ["TILESCALE_CACHE"] = cache  # thousands of mutants leave nothing behind
         emulation_s, compile_s = emulation_times()
         say(f"gemm_rs 512x128x256 on 4 ranks: {emulation_s:.3f} s a call emulated, {compile_s:.3f} s a kernel compiled")
-        score_plans(score, plan_mutants())
-        say(f"plan mutants: {score.caught} of {score.mutants} caught, {len(score.equivalent)} equivalent")
         count, failed = run_pool(kept, options.recipes, options.sample, options.jobs, score)
         families, wrong = emulated()
         alarms = [*false_alarms(), *wrong]
@@ -238,17 +244,20 @@ def measure(options: argparse.Namespace, kept: Kept) -> int:
 
 
 def run_pool(kept: Kept, recipes: Path, every: int, jobs: int, score: Score) -> tuple[int, list[str]]:
-    """Proofs of all recipes and worlds, and all text mutants, side by side; schedules proved, and what was not."""
+    """Proofs of all recipes and worlds, and all mutants, side by side; schedules proved, and what was not."""
     count, failed = 0, list[str]()
     texts = -(-len(all_text_mutants()[::every]) // CHUNK)
     pool = ProcessPoolExecutor(jobs)
     try:
+        plans = kept.of(pool, judge_plans)
         proofs = [kept.of(pool, prove, recipe, world, every) for world in reversed(WORLDS) for recipe in shipped(recipes)]
         judged = [kept.of(pool, judge_texts, first, every) for first in range(texts)]
         for proof in proofs:
             what, number, bad = proof()
             count, failed = count + number, failed + bad
             say(f"proved {number}, refused {len(bad)}: {what}")
+        merge(score, plans())
+        say(f"plan mutants: {score.caught} of {score.mutants} caught, {len(score.equivalent)} equivalent")
         for at, part in enumerate(judged, 1):
             merge(score, part())
             say(f"text mutants: {at} of {len(judged)} parts judged, {len(score.missed)} mutants missed so far")

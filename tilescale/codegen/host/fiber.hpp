@@ -73,12 +73,10 @@ inline void make_context(Context* context, u8* stack, void (*body)()) {
 }
 #endif
 
-// Stacks are taken from slabs and used again by later blocks. A canary at the low end tells an overflow.
+// Stacks are taken from slabs and used again by later blocks, and by later machines of the process: most of a short run
+// would else be page faults of fresh stacks. A canary at the low end tells an overflow.
 class StackPool {
  public:
-  ~StackPool() {
-    for (u8* slab : slabs_) munmap(slab, kSlabStacks * kStackBytes);
-  }
   u8* take() {
     if (free_.empty()) grow();
     u8* stack = free_.back();
@@ -89,14 +87,24 @@ class StackPool {
   void give(u8* stack) { free_.push_back(stack); }
   static bool intact(const u8* stack) { return *reinterpret_cast<const u64*>(stack) == kCanary; }
 
+  // Once no fiber lives, given back or not: keeps the first slabs, so that one large run does not hold its memory forever.
+  void trim() {
+    free_.clear();
+    for (; slabs_.size() > kKeptSlabs; slabs_.pop_back()) munmap(slabs_.back(), kSlabStacks * kStackBytes);
+    for (size_t slab = slabs_.size(); slab-- > 0;) offer(slabs_[slab]);
+  }
+
  private:
-  static constexpr size_t kSlabStacks = 64;
+  static constexpr size_t kSlabStacks = 64, kKeptSlabs = 256;
   void grow() {
     void* slab = mmap(nullptr, kSlabStacks * kStackBytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (slab == MAP_FAILED) throw "no memory for the stacks of the fibers";
     slabs_.push_back(static_cast<u8*>(slab));
-    for (size_t i = kSlabStacks; i-- > 0;) free_.push_back(slabs_.back() + i * kStackBytes);
+    offer(slabs_.back());
+  }
+  void offer(u8* slab) {
+    for (size_t i = kSlabStacks; i-- > 0;) free_.push_back(slab + i * kStackBytes);
   }
   std::vector<u8*> slabs_, free_;
 };

@@ -256,7 +256,6 @@ struct Machine {
   Random random;
   Context main;
   Fiber* me = nullptr;
-  StackPool stacks;
   std::vector<std::unique_ptr<Cta>> blocks;
   static constexpr u32 kPriorities = 16;
   std::vector<Cta*> runnable[kPriorities + 1];  // blocks with threads that can run; last: those of the late rank
@@ -285,6 +284,7 @@ struct Machine {
 };
 
 extern Machine* machine;
+extern StackPool stacks;  // of all machines, one after another
 
 // errors (report.hpp)
 [[noreturn]] void fail(u32 kind, const Place& place, const char* format, ...) __attribute__((format(printf, 3, 4)));

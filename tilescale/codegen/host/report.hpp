@@ -8,6 +8,7 @@
 namespace ts::host {
 
 Machine* machine = nullptr;
+StackPool stacks;
 
 inline Place place_of(const Fiber& fiber) {
   const Cta& block = *fiber.block;

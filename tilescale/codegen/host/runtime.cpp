@@ -223,6 +223,7 @@ void ts_destroy() {
     if (block->live) munmap(block->smem_map, block->smem_map_size + 4096);
   for (auto& [map, size] : m.free_smem) munmap(map, size + 4096);
   for (auto& memory : m.memories) munmap(reinterpret_cast<void*>(memory->base), memory->size);
+  stacks.trim();
   delete machine;
   machine = nullptr;
 }

@@ -84,7 +84,7 @@ inline void finish_fiber(Fiber* fiber) {
   if (!StackPool::intact(fiber->stack)) fail(kMemoryFault, place_of(*fiber), "the stack of the thread overflowed");
   if (fiber->wg_issued || fiber->wg_committed > block->warpgroups[fiber->thread / 128].done)
     fail(kInFlight, place_of(*fiber), "the thread exits while its wgmma is in flight");
-  machine->stacks.give(fiber->stack);
+  stacks.give(fiber->stack);
   fiber->stack = nullptr;
   --block->live;
   leave_cluster(block);
@@ -126,7 +126,7 @@ inline Cta* start_block(Node* node) {
     fiber->block = block;
     fiber->thread = t;
     fiber->log = log_of(node->call, node->rank, kNoStep);
-    fiber->stack = m.stacks.take();
+    fiber->stack = stacks.take();
     make_context(&fiber->context, fiber->stack, fiber_body);
     make_runnable(fiber);
   }
