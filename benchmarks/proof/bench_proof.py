@@ -4,7 +4,7 @@
     python benchmarks/proof/bench_proof.py --sample 20  every 20th schedule and text mutant
 
 It takes about an hour of two cores. Parts that have ended are kept in --keep FOLDER, so that a run that was interrupted
-goes on behind them, as long as no source has changed.
+goes on behind them: a part counts as long as nothing that it depends on has changed.
 
 The last line of stdout is one JSON object. `mutants` are those that change behaviour; `equivalent` come on top, and are
 listed with their reasons in --list FILE. `emulated_gemm_rs_s` (one call of the 512x128x256 gemm_rs on 4 ranks) and
@@ -34,7 +34,8 @@ sys.path[:0] = [str(ROOT / folder) for folder in FOLDERS]
 import common  # noqa: E402
 from families import FUSED, SCHEDULES, product  # noqa: E402
 from reduce_plans import gemm_rs  # noqa: E402
-from suite import Score, all_text_mutants, false_alarms, plan_mutants, score_plans, score_texts  # noqa: E402
+from runs import PLANS, RUNS  # noqa: E402
+from suite import RULED, Score, all_text_mutants, false_alarms, plan_mutants, score_plans, score_texts  # noqa: E402
 from support import ag_gemm  # noqa: E402
 
 from tilescale.canon import digest_bytes  # noqa: E402
@@ -52,7 +53,8 @@ from tilescale.spec.topology import Topology  # noqa: E402
 
 WORLDS = (2, 3, 4, 6, 8)
 CHUNK = 10  # text mutants a task
-RUNS = 5
+SCORING = ROOT / "tests" / "proof" / "suite.py"
+REPEATS = 5
 
 
 def say(text: str) -> None:
@@ -62,7 +64,7 @@ def say(text: str) -> None:
 def fastest(work: Callable[[], object]) -> float:
     """Seconds of the best of a few runs: the machine may be shared."""
     found = []
-    for _ in range(RUNS):
+    for _ in range(REPEATS):
         start = time.perf_counter()
         work()
         found.append(time.perf_counter() - start)
@@ -124,18 +126,38 @@ def merge(total: Score, part: dict[str, Any]) -> None:
             setattr(total, name, getattr(total, name) + value)
 
 
+def sources() -> bytes:
+    """Digest of the package: what every proof and every emulation depends on."""
+    paths = sorted(path for path in (ROOT / "tilescale").rglob("*") if path.suffix in (".py", ".cuh", ".hpp", ".cpp"))
+    return digest_bytes(b"".join(path.read_bytes() for path in paths)).encode()
+
+
+def tests() -> bytes:
+    """Digest of all tests, which plan mutants depend on."""
+    paths = sorted(path for path in (ROOT / "tests").rglob("*") if path.is_file() and path.parent.name != "__pycache__")
+    return digest_bytes(b"".join(path.read_bytes() for path in paths)).encode()
+
+
+def on_texts(first: int, every: int) -> bytes:
+    """What the score of text mutants number `first` * CHUNK and on depends on, beside the package."""
+    chosen = all_text_mutants()[::every][first * CHUNK : (first + 1) * CHUNK]
+    names = sorted({*RULED, *(name for mutant in chosen for name in mutant.runs)})
+    run = [(name, RUNS[name], PLANS.get(name)) for name in names]
+    return repr((SCORING.read_bytes(), chosen, run)).encode()
+
+
 class Kept:
-    """Results of parts that have ended, one file each, of one state of the sources."""
+    """Results of parts that have ended, one file each, named by what was done and what that depended on."""
 
     def __init__(self, folder: Path) -> None:
-        files = sorted(path for path in (ROOT / "tests").rglob("*") if path.is_file() and path.parent.name != "__pycache__")
-        tests = b"".join(path.read_bytes() for path in files)
-        self.folder = folder / digest_bytes(common.version().encode() + tests)
+        self.folder = folder / sources().decode()
         self.folder.mkdir(parents=True, exist_ok=True)
 
-    def of(self, pool: Executor, work: Callable[..., Any], *given: Any) -> Callable[[], Any]:
-        """The result of `work(*given)`: what is kept, or what the pool finds, which is then kept."""
-        path = self.folder / f"{digest_bytes(repr((work.__name__, given)).encode())}.json"
+    def of(self, pool: Executor, work: Callable[..., Any], *given: Any, on: bytes = b"") -> Callable[[], Any]:
+        """The result of `work(*given)`: what is kept, or what the pool finds, which is then kept. `on`: what it depends
+        on beside the package."""
+        named = [os.path.relpath(each, ROOT) if isinstance(each, Path) else each for each in given]
+        path = self.folder / f"{digest_bytes(repr((work.__name__, named)).encode() + on)}.json"
         if path.exists():
             return lambda: json.loads(path.read_text())
         future = pool.submit(work, *given)
@@ -155,7 +177,7 @@ def emulation_times() -> tuple[float, float]:
     spec, built, ran = product((512, 128, 256), 4, on=Topology.shared_gpu(ranks=4)), [], []
     for kernel in emit(spec, FUSED).kernels:
         best = []
-        for _ in range(RUNS):
+        for _ in range(REPEATS):
             with tempfile.TemporaryDirectory() as folder:
                 build_runtime(Path(folder))
                 before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -163,7 +185,7 @@ def emulation_times() -> tuple[float, float]:
                 after = resource.getrusage(resource.RUSAGE_CHILDREN)
                 best.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         built.append(min(best))
-    for seed in range(RUNS):
+    for seed in range(REPEATS):
         run = prepare(spec, FUSED, seed, "random", conditions=Conditions(calls=1))
         start = time.process_time()
         report = run_job(run.job)
@@ -249,9 +271,10 @@ def run_pool(kept: Kept, recipes: Path, every: int, jobs: int, score: Score) -> 
     texts = -(-len(all_text_mutants()[::every]) // CHUNK)
     pool = ProcessPoolExecutor(jobs)
     try:
-        plans = kept.of(pool, judge_plans)
-        proofs = [kept.of(pool, prove, recipe, world, every) for world in reversed(WORLDS) for recipe in shipped(recipes)]
-        judged = [kept.of(pool, judge_texts, first, every) for first in range(texts)]
+        plans = kept.of(pool, judge_plans, on=tests())
+        proofs = [kept.of(pool, prove, recipe, world, every, on=recipe.read_bytes())
+                  for world in reversed(WORLDS) for recipe in shipped(recipes)]
+        judged = [kept.of(pool, judge_texts, first, every, on=on_texts(first, every)) for first in range(texts)]
         for proof in proofs:
             what, number, bad = proof()
             count, failed = count + number, failed + bad

@@ -56,6 +56,30 @@ def test_a_part_that_has_ended_is_not_done_again(tmp_path: Path) -> None:
     assert done == [3, 4]
 
 
+def test_a_part_is_done_again_where_what_it_depends_on_has_changed(tmp_path: Path) -> None:
+    from bench_proof import Kept
+
+    done = []
+
+    def work(recipe: Path) -> int:
+        done.append(recipe)
+        return len(done)
+
+    recipe = ROOT / "recipes" / "any.toml"
+    with ThreadPoolExecutor(1) as pool:
+        assert [Kept(tmp_path).of(pool, work, recipe, on=text)() for text in (b"a", b"b", b"a")] == [1, 2, 1]
+
+
+def test_text_mutants_depend_on_what_runs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    import bench_proof
+
+    before = [bench_proof.on_texts(first, every=1) for first in (0, 1)]
+    assert before == [bench_proof.on_texts(first, every=1) for first in (0, 1)]
+    used = bench_proof.all_text_mutants()[0].runs[0]
+    monkeypatch.setitem(bench_proof.RUNS, used, bench_proof.RUNS["few rows"])
+    assert bench_proof.on_texts(0, every=1) != before[0]
+
+
 def test_a_part_that_fails_is_not_kept(tmp_path: Path) -> None:
     from bench_proof import Kept
 

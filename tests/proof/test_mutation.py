@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import suite
 from plan_mutants import KINDS
-from suite import PLANS, RUNS, Score, all_text_mutants, false_alarms, plan_mutants, score_plans, score_texts
+from runs import PLANS, RUNS
+from suite import Score, all_text_mutants, false_alarms, plan_mutants, score_plans, score_texts
 from text_mutants import TextMutant, text_mutants
 
 from tilescale.codegen.emit import emit

@@ -195,7 +195,8 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "gemm_producer": ("fused pull", "gemm", "parts", "product"), "load_b": (*_CLUSTERS, "row", "gemm"),
         "load_stage": ("gemm", *_CLUSTERS),
         **dict.fromkeys(("release", "release_previous"), (*_CLUSTERS, "gemm")),
-        "for_tiles": (*_CLUSTERS, *_TILES),
+        "for_tiles": (*_CLUSTERS, "streamed in clusters", *_TILES),
+        "tiles_of": (*_STREAMED, *_TURNS),
         "k_range": ("shared contraction",),
         "gemm_consumer": (
             "parts stored by tensor", "parts", "parts pulled", "scatter", "scatter large", "shared contraction",
@@ -235,11 +236,14 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "carry.cuh": {"": ("carried", "carried odd")},
     "sum.cuh": {"": _SUMS},
 }
+_OTHERS = ("fused pull", "gemm", "tma", "parts")
 BY_PLACE = {  # of functions that other schedules run as well
     "multi_": _SWITCH, **dict.fromkeys(("carry_step", "step, row + 1"), ("carried",)), "sum_step": ("sum",),
     **dict.fromkeys(("promote_scaled", "load_scales"), ("scaled blocks",)),
+    "return_group_step": ("products go back beside",), "group_step": ("experts beside",),
+    "if (me.role == kGemmRole)": ("experts beside", *_OTHERS), "store_rows<Stored>(halved": ("then swiglu",),
+    "return EpilogueOf<C>::halves ?": _WARPS[-1:], "warpgroup * kSubtiles + s": ("segments, large",),
 }
-_OTHERS = ("fused pull", "gemm", "tma", "parts")
 
 
 _SHARING = ("leave_part", "tell_left", "wait_left", "join_parts", "(range.")  # what the lines of shared tiles hold
