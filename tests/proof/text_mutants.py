@@ -241,7 +241,8 @@ BY_PLACE = {  # of functions that other schedules run as well
     "multi_": _SWITCH, **dict.fromkeys(("carry_step", "step, row + 1"), ("carried",)), "sum_step": ("sum",),
     **dict.fromkeys(("promote_scaled", "load_scales"), ("scaled blocks",)),
     "return_group_step": ("products go back beside",), "group_step": ("experts beside",),
-    "if (me.role == kGemmRole)": ("experts beside", *_OTHERS), "store_rows<Stored>(halved": ("then swiglu",),
+    "if (me.role == kGemmRole)": ("experts beside", *_OTHERS),
+    "store_rows<Stored>(halved, staging, &maps": ("then swiglu",),
     "return EpilogueOf<C>::halves ?": _WARPS[-1:], "warpgroup * kSubtiles + s": ("segments, large",),
 }
 
