@@ -59,6 +59,9 @@ app.add_typer(model.app, name="model")
 
 def main() -> None:
     """The console script. An error of the operating system that no command expects is one message too."""
+    for name in ("stdout", "stderr"):  # a stream that was closed by the caller is None: what is said goes nowhere
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the process ends
     code = _run()
     try:
         sys.stdout.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from handmade import drop, edit, find
 from typer.testing import CliRunner
 
-from tilescale.cli import app
+from tilescale.cli import app, main
 from tilescale.codegen import rules
 from tilescale.commands import prove
 from tilescale.runtime import emulate as emulating
@@ -121,3 +122,57 @@ def test_a_failed_emulation_leaves_a_file_that_makes_it_again(tilescale: Any, mo
     again = tilescale("emulate", "--replay", str(path))
     assert again.exit_code == 0, again.output
     assert "right, conforming to the plan" in again.output
+
+
+@pytest.mark.parametrize("damage", [b"\xff\x00", b"[" * 100_000, b"{}", b'{"format": 1'])
+def test_a_damaged_replay_file_is_wrong_usage(tilescale: Any, tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / "damaged.json").write_bytes(damage)
+    done = tilescale("emulate", "--replay", "damaged.json")
+    assert done.exit_code == 2, done.output
+    assert "damaged.json is a replay file" in done.output
+
+
+def test_a_replay_takes_all_from_its_file(tilescale: Any) -> None:
+    done = tilescale("emulate", RECIPE, "--replay", "kept.json")
+    assert done.exit_code == 2
+    assert "--replay takes all from its file; got: RECIPE" in done.output
+
+
+def test_a_workload_of_any_shipped_recipe(tilescale: Any) -> None:
+    done = tilescale("verify", "--all", "-w", "decode_64x8192", "--limit", "1", "--no-cache")
+    assert done.exit_code == 0, done.output
+    assert "decode_64x8192: 1 of 1 schedules proved" in done.output
+    unknown = tilescale("verify", "--all", "-w", "decode_64", "--limit", "1")
+    assert unknown.exit_code == 2
+    assert "one of" in unknown.output
+    assert "decode_64x8192" in unknown.output
+
+
+@pytest.mark.parametrize("worlds", ["0", "99999999999999999999999"])
+def test_numbers_of_ranks_that_no_topology_has(tilescale: Any, worlds: str) -> None:
+    done = tilescale("verify", RECIPE, "--worlds", worlds)
+    assert done.exit_code == 2
+    assert "from 1 to 1024" in done.output
+
+
+@pytest.mark.parametrize("command", ["verify", "tune"])
+def test_what_a_recipe_declares_is_no_option(tilescale: Any, command: str) -> None:
+    done = tilescale(command, RECIPE, "--dtype", "float32")
+    assert done.exit_code == 2
+    assert "--dtype goes with --op; got: float32" in done.output
+
+
+def test_brackets_in_brackets_are_no_recipe(tilescale: Any, tmp_path: Path) -> None:
+    (tmp_path / "deep.toml").write_text("x=" + "[" * 5000)
+    done = tilescale("verify", "deep.toml")
+    assert done.exit_code == 2
+    assert "deep.toml is TOML" in done.output
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_a_closed_stream_is_no_failure(closed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["tilescale", "verify", RECIPE, "-w", "decode_64x8192", "--limit", "1", "--no-cache"])
+    monkeypatch.setattr(sys, closed, None)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilescale.commands.output import UsageError, say
 from tilescale.commands.places import bundle_for, database
-from tilescale.commands.target import DEFAULT_TOPOLOGY, Declared, declare, topology_named
+from tilescale.commands.target import DEFAULT_TOPOLOGY, Declared, declare, no_declaration, topology_named
 from tilescale.errors import nearest
 
 if TYPE_CHECKING:
@@ -49,16 +49,17 @@ def jobs_of(
         )
     if declared.op is not None:
         spec = declare(declared)
-        record = {spec.op: _quick(spec, declared.dtype, declared.topology)}
+        record = {spec.op: _quick(spec, declared.element, declared.topology)}
         return [Job(spec.op, {spec.op: spec}, {}, Tuning(), export or Path("bundle") / spec.op, record=record)]
     notes: tuple[str, ...] = ()
     read_recipes: list[Recipe] = []
     if model[0] is not None:
         machine = topology_named(declared.topology or DEFAULT_TOPOLOGY, model[1])
-        recipe, skipped = read_model(model[0], machine, model[2], declared.dtype)
+        recipe, skipped = read_model(model[0], machine, model[2], declared.element)
         notes = tuple(f"left out {name}: {why}" for name, why in skipped.items())
         read_recipes.append(recipe)
     else:
+        no_declaration(declared)
         read_recipes = [read(path) for path in recipes]
     jobs = []
     for recipe in read_recipes:
@@ -67,7 +68,7 @@ def jobs_of(
         if export is not None:
             folder = export if len(read_recipes) == 1 else export / recipe.path.stem
         if model[0] is not None:
-            record = {name: _quick(spec, declared.dtype, declared.topology) for name, spec in specs.items()}
+            record = {name: _quick(spec, declared.element, declared.topology) for name, spec in specs.items()}
         else:
             chosen = "" if workload is None else f" -w {shlex.quote(workload)}"
             record = dict.fromkeys(specs, shlex.quote(str(recipe.path)) + chosen)

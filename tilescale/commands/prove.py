@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilescale.commands.bar import Bar
-from tilescale.commands.output import FAILED, say, show, show_json
+from tilescale.commands.output import FAILED, UsageError, say, show, show_json
 from tilescale.commands.places import folder_for
 from tilescale.commands.selection import best_predicted, select, spread
 from tilescale.commands.target import AsJson, ScheduleText, Target, takes_targets
@@ -184,9 +184,13 @@ def emulate(
 
 
 def _replay(path: Path) -> None:
+    from tilescale.errors import EmulationError
     from tilescale.runtime import replay_file
 
-    kept = replay_file.read(path)
+    try:
+        kept = replay_file.read(path)
+    except EmulationError as error:
+        raise UsageError(f"--replay: {error.rule}", error.actual, error.remedy) from None
     emulation, changed = replay_file.run(kept)
     if changed:
         say("the device library has changed since this file was written")

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 DEFAULT_TOPOLOGY = "scale_model:8xH200-NVSwitch"
 DEFAULT_RANKS = 4
+DEFAULT_DTYPE = "bfloat16"
 
 Shape = Annotated[str | None, typer.Option("--shape", help="With --op: MxNxK, or RxC of a tensor.")]
 OPS_HELP = "Instead of a recipe: ag_gemm, gemm_rs, gemm_ar, gemm, all_gather, all_reduce, ..."
 Op = Annotated[str | None, typer.Option("--op", help=OPS_HELP)]
-Dtype = Annotated[str, typer.Option("--dtype", help="With --op.")]
+Dtype = Annotated[str | None, typer.Option("--dtype", help=f"With --op; {DEFAULT_DTYPE} if left out.")]
 Ranks = Annotated[int | None, typer.Option("--ranks", min=1, help=f"With --op; {DEFAULT_RANKS} if left out.")]
 TopologyName = Annotated[
     str | None, typer.Option("--topology", help=f"NAME, scale_model:NAME, shared_gpu or FILE.toml; {DEFAULT_TOPOLOGY}.")
@@ -45,9 +46,13 @@ class Declared:
 
     op: str | None = None
     shape: str | None = None
-    dtype: str = "bfloat16"
+    dtype: str | None = None
     ranks: int | None = None
     topology: str | None = None
+
+    @property
+    def element(self) -> str:
+        return self.dtype or DEFAULT_DTYPE
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,7 @@ def takes_targets(command: Callable[..., None]) -> Callable[..., None]:
         "topology": TopologyName,
     }
     shared = [
-        inspect.Parameter(name, keyword, default="bfloat16" if name == "dtype" else None, annotation=hint)
+        inspect.Parameter(name, keyword, default=None, annotation=hint)
         for name, hint in options.items()
     ]
 
@@ -98,12 +103,23 @@ def takes_targets(command: Callable[..., None]) -> Callable[..., None]:
 def _named(recipe: Path | None, workload: str | None, declared: Declared, options: dict[str, Any]) -> tuple[Target, ...]:
     """The targets of a command line whose command may go over worlds and shipped recipes, or need none at all."""
     if options.get("replay") is not None:
+        others = {"RECIPE": recipe, "--workload": workload, "--op": declared.op, "--worlds": options.get("worlds")}
+        for name, value in others.items():
+            if value is not None:
+                raise UsageError("--replay takes all from its file", f"{name} {value}", f"leave {name} out")
         return ()
     if options.get("worlds") is None and not (options.get("everything") and recipe is None and declared.op is None):
         return targets_of(recipe, workload, declared)
     from tilescale.commands.worlds import targets_on
 
     return targets_on(recipe, workload, declared, options.get("worlds"))
+
+
+def no_declaration(declared: Declared) -> None:
+    """Raises UsageError where options declare what a recipe does."""
+    for name in ("shape", "dtype", "ranks", "topology"):
+        if getattr(declared, name) is not None:
+            raise UsageError(f"--{name} goes with --op", getattr(declared, name), "the recipe says it")
 
 
 def targets_of(recipe: Path | None, workload: str | None, declared: Declared) -> tuple[Target, ...]:
@@ -117,9 +133,7 @@ def targets_of(recipe: Path | None, workload: str | None, declared: Declared) ->
         return (Target(spec.op, spec),)
     from tilescale.tuner.recipe import read
 
-    for name in ("shape", "ranks", "topology"):
-        if getattr(declared, name) is not None:
-            raise UsageError(f"--{name} goes with --op", getattr(declared, name), "the recipe says it")
+    no_declaration(declared)
     read_recipe = read(recipe)
     restrict: dict[str, Sequence[str | int]] = dict(read_recipe.restrict)
     specs = read_recipe.specs if workload is None else {workload: read_recipe.spec(workload)}
@@ -139,7 +153,7 @@ def declare(declared: Declared) -> Spec:
              "broadcast": (ts.Replicate, ts.Replicate), "shift": (ts.FullRow, ts.FullRow)}
     if declared.op in moved:
         view, to = moved[declared.op]
-        tensor = ts.Tensor(sizes, declared.dtype, view)
+        tensor = ts.Tensor(sizes, declared.element, view)
         if declared.op == "shift":
             return ts.shift(tensor, 1, topology)
         return ts.redistribute(tensor, to, topology, root=0 if declared.op == "broadcast" else None)
@@ -155,11 +169,11 @@ def declare(declared: Declared) -> Spec:
     m, n, k = sizes
     if declared.op in (*ALONG, "summa"):
         view, *orders = ALONG.get(declared.op, (ts.Block, "row", "row"))
-        left, right = (ts.Tensor(size, declared.dtype, view, order)
+        left, right = (ts.Tensor(size, declared.element, view, order)
                        for size, order in zip(((m, k), (k, n)), orders, strict=True))
         return ts.matmul(left, right, view, topology)
     a, b, out = VIEWS[declared.op]
-    return ts.matmul(ts.Tensor((m, k), declared.dtype, a), ts.Tensor((k, n), declared.dtype, b, "col"), out, topology)
+    return ts.matmul(ts.Tensor((m, k), declared.element, a), ts.Tensor((k, n), declared.element, b, "col"), out, topology)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

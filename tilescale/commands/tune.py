@@ -46,7 +46,7 @@ def tune(
     m: Annotated[int, typer.Option("--m", min=1, help="With --model: rows (tokens).")] = DEFAULT_TOKENS,
     op: Op = None,
     shape: Shape = None,
-    dtype: Dtype = "bfloat16",
+    dtype: Dtype = None,
     ranks: Ranks = None,
     topology: TopologyName = None,
     trials: Annotated[int | None, typer.Option("--trials", min=1, help="Candidates a workload; 200.")] = None,

@@ -13,6 +13,7 @@ from tilescale.spec.scales import BLOCK
 
 # Where a sharded size is not divided by the ranks, it grows to the next multiple of so many rows a rank.
 ROWS = 8
+MOST = 1024  # ranks of a world, far above what any topology has
 
 
 def targets_on(
@@ -25,13 +26,13 @@ def targets_on(
     if not paths:
         raise UsageError("--all finds recipes below ./recipes", "none", "run it in the project's folder, or name a recipe")
     if worlds is None:
-        return tuple(target for path in paths for target in targets_of(path, workload, declared))
+        return _as_declared(paths, workload, declared)
     try:
         ranks = [int(word) for word in worlds.split(",")]
     except ValueError:
         raise UsageError("--worlds is numbers joined by commas", repr(worlds), "such as --worlds 2,3,4,6,8") from None
-    if min(ranks) < 1:
-        raise UsageError("--worlds is numbers of ranks, each at least 1", repr(worlds), "such as --worlds 2,3,4,6,8")
+    if not all(1 <= number <= MOST for number in ranks):
+        raise UsageError(f"--worlds is numbers of ranks from 1 to {MOST}", repr(worlds), "such as --worlds 2,3,4,6,8")
     each = [(path, world) for world in dict.fromkeys(ranks) for path in paths]
     found = tuple(target for path, world in each for target in targets_for(path, world))
     left_out = [f"{name} w{world}" for path, world in each for name in _without_mesh(path, world)]
@@ -41,7 +42,20 @@ def targets_on(
         raise UsageError("--worlds has numbers of ranks for the workloads", repr(worlds), "4 for block matrices")
     chosen = tuple(t for t in found if workload is None or t.name.split(" ")[0] == workload)
     if not chosen:
-        raise UsageError("--workload chooses from the recipe", repr(workload), ", ".join(t.name for t in found[:8]))
+        names = dict.fromkeys(target.name.split(" ")[0] for target in found)
+        raise UsageError("--workload chooses from the recipe", repr(workload), "one of " + ", ".join(names))
+    return chosen
+
+
+def _as_declared(paths: Sequence[Path], workload: str | None, declared: Declared) -> tuple[Target, ...]:
+    """The workloads of recipes as these say; of several recipes, those of the name that is asked for."""
+    if len(paths) == 1:
+        return targets_of(paths[0], workload, declared)
+    found = tuple(target for path in paths for target in targets_of(path, None, declared))
+    chosen = tuple(target for target in found if workload in (None, target.name))
+    if not chosen:
+        raise UsageError("--workload chooses from the recipes", repr(workload),
+                         "one of " + ", ".join(dict.fromkeys(target.name for target in found)))
     return chosen
 
 

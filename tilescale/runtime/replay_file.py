@@ -48,7 +48,9 @@ def read(path: Path) -> Replay:
         replay = canon.loads(Replay, path.read_text(encoding="utf-8"))
     except OSError as error:
         raise EmulationError(f"replay file {path} can be read", error.strerror, "check the path") from None
-    except TilescaleError as error:
+    except RecursionError:
+        raise EmulationError(f"{path} is a replay file", "brackets in brackets", "use one that a run wrote") from None
+    except (TilescaleError, ValueError, LookupError) as error:
         remedy = "`tilescale emulate` writes one where it fails"
         raise EmulationError(f"{path} is a replay file", str(error), remedy) from None
     if replay.format != FORMAT:

@@ -47,6 +47,8 @@ class Spec:
             raise SpecError("deterministic is True or False", repr(self.deterministic), "leave it out for False")
         object.__setattr__(self, "attributes", tuple(sorted(self.attributes)))
         object.__setattr__(self, "then", tuple(self.then))
+        if not self.inputs:
+            raise SpecError("an operation has inputs", "none", "declare its tensors")
         for name in self.then:
             if name not in EPILOGUES:
                 raise SpecError("an epilogue is known", repr(name), nearest(name, EPILOGUES.names()))

@@ -113,6 +113,8 @@ def read(path: str | Path) -> Recipe:
         raise RecipeError(f"recipe {path} can be read", error.strerror, "check the path") from None
     except ValueError as error:
         raise RecipeError(f"recipe {path} is TOML", str(error), "correct the syntax") from None
+    except RecursionError:
+        raise RecipeError(f"recipe {path} is TOML", "brackets in brackets", "nest less deeply") from None
     try:
         return parse(data, path)
     except TilescaleError as error:
