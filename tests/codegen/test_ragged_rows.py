@@ -102,6 +102,19 @@ def test_kernel_texts_are_as_committed(golden: Callable[[str, str], None]) -> No
         golden(f"experts_{name}.cu", "\n".join(f"// {kernel.entry} for {kernel.arch}\n{kernel.text}" for kernel in kernels))
 
 
+def test_kernels_of_products_with_epilogues_are_as_committed(golden: Callable[[str, str], None]) -> None:
+    spec = routed("dispatch_gemm", 4, columns=160, then=("bias", "swiglu"))
+    kernels = (*emit(spec, EXPERTS).kernels, *emit(spec, replace(EXPERTS, overlap="fused", depth=2)).kernels)
+    golden("experts_then.cu", "\n".join(f"// {kernel.entry} for {kernel.arch}\n{kernel.text}" for kernel in kernels))
+    assert check_kernels(kernels) == ()
+    program = emit(spec, EXPERTS)
+    assert program.slots[0].buffer == "bias"  # where the text says that it is
+    assert program.n == 160
+    silu = emit(routed("dispatch_gemm", 4, then=("silu",)), EXPERTS)
+    assert silu.slots == emit(routed("dispatch_gemm", 4), EXPERTS).slots
+    assert all(("Silu" in kernel.text) == (kernel.entry == "tilescale_grouped") for kernel in silu.kernels)
+
+
 def test_kernels_of_products_before_a_combine_are_as_committed(golden: Callable[[str, str], None]) -> None:
     spec = routed("gemm_combine", 4)
     kernels = (*emit(spec, EXPERTS).kernels, *emit(spec, replace(EXPERTS, overlap="fused", depth=2)).kernels)

@@ -148,6 +148,10 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "dispatch before products": (routed("dispatch_gemm", 3), EXPERTS),
     "dispatch beside products": (routed("dispatch_gemm", 3), replace(EXPERTS, overlap="fused")),
     "dispatch in groups beside products": (routed("dispatch_gemm", 3), replace(EXPERTS, overlap="fused", depth=2)),
+    "dispatch before products, then bias and swiglu": (
+        routed("dispatch_gemm", 3, columns=160, then=("bias", "swiglu")), EXPERTS),
+    "dispatch in groups beside products, then bias and silu": (
+        routed("dispatch_gemm", 3, then=("bias", "silu")), replace(EXPERTS, overlap="fused", depth=2)),
     "products before combine": (routed("gemm_combine", 3), EXPERTS),
     "products beside combine": (routed("gemm_combine", 3), replace(EXPERTS, overlap="fused", depth=2)),
     "uneven copies": (all_gather((200, 24), 3), COPY),

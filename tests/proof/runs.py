@@ -192,6 +192,11 @@ RUNS |= {
     "experts behind": (routed("dispatch_gemm", 2, **_EXPERTS), EXPERTS),  # type: ignore[arg-type]
     "experts beside": (routed("dispatch_gemm", 2, **_EXPERTS),  # type: ignore[arg-type]
                        replace(EXPERTS, overlap="fused", depth=2)),
+    "experts behind, then gelu and bias": (
+        routed("dispatch_gemm", 2, **_EXPERTS, then=("gelu", "bias")), EXPERTS),  # type: ignore[arg-type]
+    "experts beside, then bias and swiglu": (
+        routed("dispatch_gemm", 2, **{**_EXPERTS, "columns": 304}, then=("bias", "swiglu")),  # type: ignore[arg-type]
+        replace(EXPERTS, overlap="fused", depth=2)),
     "products of experts back": (routed("gemm_combine", 2, **_EXPERTS), EXPERTS),  # type: ignore[arg-type]
     "products go back beside": (routed("gemm_combine", 2, **_EXPERTS),  # type: ignore[arg-type]
                                 replace(EXPERTS, overlap="fused", depth=2)),

@@ -139,6 +139,30 @@ def test_products_of_experts_are_right_and_wrong_ones_are_told() -> None:
         made[0].check(2)
 
 
+def test_products_with_epilogues_are_right_and_wrong_ones_are_told() -> None:
+    spec = routed("dispatch_gemm", 2, tokens=12, hidden=8, experts=4, top_k=3, columns=32, then=("bias", "swiglu"), on=ON)
+    made = [workload(torch, spec, rank, 7, place_on(torch, "cpu")) for rank in range(2)]
+    assert made[0].calls[1].inputs[3].shape == (2, 32)
+    for call in range(CALLS):
+        for work in made:
+            work.poison()
+        for source, token, _, holder, row in entries(call, "dispatch_gemm"):
+            work = made[holder]
+            assert isinstance(work, RoutedWorkload)
+            expert = int((work._table(call).sum(axis=0).cumsum() <= row).sum())
+            data, sent = work.calls[call], made[source].calls[call].inputs[0]
+            total = sent[token].float() @ data.inputs[1][expert].float() + data.inputs[3][expert].float()
+            gate, up = total.reshape(2, 2, 8).unbind(1)
+            data.out[row] = (torch.nn.functional.silu(gate) * up).reshape(16)
+            data.inputs[-1].copy_(torch.from_numpy(work._table(call)))
+        for work in made:
+            work.check(call)
+    data = made[0].calls[2]
+    data.out[int(data.out[:data.expected.values.shape[0], 0].abs().argmax()), 0] *= 1.05
+    with pytest.raises(WrongResult, match="call 2"):
+        made[0].check(2)
+
+
 def test_products_that_come_back_are_right_and_wrong_ones_are_told() -> None:
     spec = routed("gemm_combine", 2, tokens=12, hidden=8, experts=4, top_k=3, columns=16, on=ON)
     made = [workload(torch, spec, rank, 7, place_on(torch, "cpu")) for rank in range(2)]

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from support import routed
 
+from tilescale.codegen.emit import emit
+from tilescale.runtime.check import from_bits
 from tilescale.runtime.emulate import Conditions, Run, emulate
 from tilescale.runtime.emulator import run_isolated
 from tilescale.runtime.routed import routed as values
 from tilescale.runtime.routing import TURNS, routing_of
-from tilescale.runtime.scaled import Scaled
+from tilescale.runtime.scaled import Scaled, scaled
 from tilescale.schedules.lower import lower
 from tilescale.schedules.plan import Grouped, Signal, Step
 from tilescale.schedules.schedule import Schedule
@@ -45,6 +47,66 @@ def test_types_and_tiles_are_right(dtype: str, out_dtype: str | None, columns: i
     spec = routed("dispatch_gemm", 2, tokens=90, experts=8, top_k=3, dtype=dtype, out_dtype=out_dtype, columns=columns)
     emulation = emulate(spec, replace(BESIDE, depth=2, block_m=block_m), 1)
     assert emulation.ok, emulation.report
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("schedule", ALL, ids=lambda schedule: schedule.label)
+def test_epilogues_are_right_on_every_world(schedule: Schedule, ranks: int) -> None:
+    for seed, then in enumerate((("silu",), ("bias", "gelu"), ("swiglu",), ("bias", "swiglu"))):  # all four turns
+        spec = routed("dispatch_gemm", ranks, experts=4 * ranks, columns=160, then=then)
+        emulation = emulate(spec, schedule, 3 * seed + ranks)
+        assert emulation.ok, emulation.report
+
+
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_epilogues_of_ranks_without_tokens_are_right(tokens: int) -> None:
+    for seed, schedule in enumerate(ALL):
+        spec = routed("dispatch_gemm", 4, tokens=tokens, experts=16, columns=160, then=("bias", "swiglu"))
+        emulation = emulate(spec, schedule, seed)
+        assert emulation.ok, emulation.report
+
+
+@pytest.mark.parametrize(("dtype", "out_dtype", "columns", "then", "block_m"), [
+    ("float16", "float32", 152, ("bias", "silu"), 128), ("bfloat16", "float16", 16, ("bias", "swiglu"), 64),
+    ("float16", "float32", 272, ("bias", "swiglu"), 128), ("bfloat16", None, 264, ("gelu", "bias"), 64)])
+def test_types_and_tiles_with_epilogues_are_right(dtype: str, out_dtype: str | None, columns: int, then: tuple[str, ...],
+                                                  block_m: int) -> None:
+    spec = routed("dispatch_gemm", 2, tokens=90, experts=8, top_k=3, dtype=dtype, out_dtype=out_dtype, columns=columns,
+                  then=then)
+    emulation = emulate(spec, replace(BESIDE, depth=2, block_m=block_m), 1)
+    assert emulation.ok, emulation.report
+
+
+@pytest.mark.parametrize("then", [("bias", "silu"), ("bias", "swiglu")])
+def test_large_ones_with_epilogues_are_emulated_with_the_same_binaries(then: tuple[str, ...]) -> None:
+    spec = routed("dispatch_gemm", 2, tokens=8192, hidden=4096, columns=4096, experts=8, then=then)
+    for schedule in ALL:
+        small = scaled(spec, schedule)
+        assert small.shrunk
+        assert emit(small.spec, small.schedule, small.plan).binary_digest == emit(spec, schedule).binary_digest
+    emulation = emulate(spec, replace(BESIDE, depth=2), 0)
+    assert emulation.ok, emulation.report
+
+
+def test_references_with_epilogues_are_those_of_every_expert() -> None:
+    spec = routed("dispatch_gemm", 2, tokens=6, hidden=8, experts=4, columns=32, then=("bias", "swiglu"))
+    rng = np.random.default_rng(0)
+    indices = routing_of(spec, rng, TURNS[0])
+    made = values(spec, indices, rng, False)
+    for rank, (given, exact) in enumerate(zip(made.inputs, made.exact, strict=True)):
+        rows = np.frombuffer(exact["counts"], np.int32).reshape(2, 2).sum(axis=0)
+        bias = from_bits(given["bias"], "bfloat16").reshape(2, 32)
+        matrices = from_bits(given["b"], "bfloat16").reshape(2, 8, 32)
+        tokens = np.concatenate([from_bits(each["a"], "bfloat16").reshape(3, 8) for each in made.inputs])
+        chosen = np.concatenate(indices)
+        sent = [token for expert in range(2) for token, row in enumerate(chosen) if 2 * rank + expert in row]
+        expert = np.repeat(np.arange(2), rows)
+        total = np.stack([tokens[token] @ matrices[e] + bias[e] for token, e in zip(sent, expert, strict=True)])
+        gate = total.reshape(-1, 2, 2, 8)[:, :, 0].reshape(-1, 16)
+        up = total.reshape(-1, 2, 2, 8)[:, :, 1].reshape(-1, 16)
+        assert np.allclose(made.value[rank], gate / (1 + np.exp(-gate)) * up)
+        assert (made.allowed[rank] > 0).all()
+        assert (made.allowed[rank] < 0.02 * np.abs(made.value[rank]) + 1e-3).all()
 
 
 @pytest.mark.parametrize("schedule", ALL, ids=lambda schedule: schedule.label)

@@ -11,6 +11,7 @@ from tilescale.errors import ScheduleError
 from tilescale.schedules.grouped import PAD, grouped_geometry
 from tilescale.schedules.lower import lower
 from tilescale.schedules.plan import Grouped, Plan, Ragged, Role, Signal, Wait
+from tilescale.schedules.protocol import protocol_digest
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import space
 from tilescale.schedules.verify import verify
@@ -80,6 +81,43 @@ def test_what_a_tile_holds_is_of_one_expert() -> None:
     assert geo.sizes["rows"] == geo.padded * geo.row_bytes
     assert geo.sizes["out"] == geo.room * geo.out_row_bytes
     assert geo.keys == 8 + 2 * 2
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("schedule", ALL, ids=lambda schedule: schedule.label)
+def test_products_with_epilogues_are_proved_on_every_world(schedule: Schedule, ranks: int) -> None:
+    for then in (("silu",), ("bias", "swiglu")):
+        plan = lower(routed("dispatch_gemm", ranks, experts=4 * ranks, columns=160, then=then), schedule)
+        proof = verify(plan, cache=None)
+        assert proof.ok, proof
+        assert proof.stats.symmetric
+        made = [step for *_, step in plan.steps_of(0) if isinstance(step, Grouped) and step.products]
+        assert {step.then for step in made} == {then}
+        assert all((step.reads[-1].buffer == "bias") == ("bias" in then) for step in made)
+        columns = 80 if "swiglu" in then else 160
+        assert plan.buffer("out").size == 8 * ranks * 2 * columns * 2  # rows of all tokens
+
+
+def test_an_epilogue_that_is_left_out_and_numbers_of_some_experts_are_refused() -> None:
+    plan = lower(routed("dispatch_gemm", 2, experts=8, then=("bias", "silu")), ALL[2])
+    last = plan.ranks[0][-1].roles[-1].steps[-1]
+    assert isinstance(last, Grouped)
+    for then, says in ((("bias",), "multiply, then bias,"), ((), "multiply of rank"), (("silu", "bias"), "silu, bias")):
+        found = verify(_changed(plan, then=then), cache=None).counterexample
+        assert found is not None
+        assert found.rule == "data_flow"
+        assert says in str(found) or "nothing whole" in str(found)
+    part = replace(last.reads[-1], size=16)
+    for broken in (_changed(plan, reads=(*last.reads[:-1], part)), _changed(plan, reads=last.reads[:-1],
+                                                                           within=(*last.within[:3], last.within[-1]))):
+        found = verify(broken, cache=None).counterexample
+        assert found is not None
+        assert found.rule in ("extras", "data_flow")
+
+
+def test_plans_with_other_epilogues_have_proofs_of_their_own() -> None:
+    made = [lower(routed("dispatch_gemm", 2, experts=8, then=then), ALL[2]) for then in ((), ("silu",), ("gelu",))]
+    assert len({protocol_digest(plan) for plan in made}) == 3
 
 
 def _changed(plan: Plan, **changes: object) -> Plan:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from support import routed
 
 from tilescale.errors import SpecError
-from tilescale.spec.op import moe_combine, moe_dispatch, moe_dispatch_gemm, moe_gemm_combine
+from tilescale.spec.epilogues.swiglu import interleaved
+from tilescale.spec.op import Spec, moe_combine, moe_dispatch, moe_dispatch_gemm, moe_gemm_combine
 from tilescale.spec.ops._moe import shares_of
 from tilescale.spec.result import ACCUMULATION_EPSILON, EPSILON, Deviation
 from tilescale.spec.routed import routed_deviation
@@ -75,6 +77,48 @@ def test_products_of_what_does_not_fit_are_refused(tokens: Tensor, weights: Tens
     with pytest.raises(SpecError) as refused:
         moe_dispatch_gemm(tokens, weights, 2, T4)
     assert says in str(refused.value)
+
+
+def test_epilogues_follow_products_of_experts() -> None:
+    spec = routed("dispatch_gemm", 4, columns=160, then=("bias", "swiglu"), out_dtype="float32")
+    assert spec.kernels
+    assert spec.output.sizes == (4 * 32 * 2, 80)
+    assert [operand.name for operand in spec.operands] == ["a", "b", "indices", "bias", "counts"]
+    bias = spec.operands[3].tensor
+    assert (bias.sizes, bias.dtype, bias.local_shape(3, 4)) == ((8, 160), "float32", (2, 160))  # a row an expert
+    assert routed("dispatch_gemm", 4, then=["gelu"]).label == "moe_dispatch_gemm+gelu 32x152x136 bfloat16 w4"
+    assert routed("dispatch_gemm", 4).digest == routed("dispatch_gemm", 4, then=()).digest
+
+
+@pytest.mark.parametrize(("op", "then", "columns", "says"), [
+    ("dispatch_gemm", ("accumulate",), 152, "reads no tensor of the shape of the output"),
+    ("dispatch_gemm", ("residual_rmsnorm",), 152, "reads no tensor of the shape of the output"),
+    ("dispatch_gemm", ("swiglu", "bias"), 160, "swiglu is the last epilogue"),
+    ("dispatch_gemm", ("swiglu",), 152, "whole blocks of 8 columns of gate and of up; got: 152 columns of B"),
+    ("dispatch_gemm", ("silu", "silu"), 152, "an epilogue is named once"),
+    ("dispatch_gemm", ("relu",), 152, "an epilogue is known; got: 'relu'"),
+    ("dispatch_gemm", "silu", 152, "then is a sequence of epilogue names; got: 'silu'"),
+    ("gemm_combine", ("silu",), 152, "not those that a combine weighs and sums; got: silu after moe_gemm_combine"),
+    ("dispatch", ("silu",), 152, "an epilogue follows a product or a sum over ranks"),
+])
+def test_epilogues_that_no_product_of_experts_has_are_refused(op: str, then: str | tuple[str, ...], columns: int, says: str
+                                                              ) -> None:
+    def declare() -> Spec:
+        if op == "dispatch_gemm":
+            return routed(op, 4, columns=columns, then=then)
+        return replace(routed(op, 4), then=tuple(then))
+
+    with pytest.raises(SpecError) as refused:
+        declare()
+    assert says in str(refused.value)
+
+
+def test_gate_and_up_of_all_experts_are_joined() -> None:
+    gate, up = np.arange(96.0).reshape(2, 3, 16), -np.arange(96.0).reshape(2, 3, 16)
+    joined = interleaved(gate, up)
+    assert joined.shape == (2, 3, 32)
+    for expert in range(2):
+        assert np.array_equal(joined[expert], interleaved(gate[expert], up[expert]))
 
 
 def test_every_rank_has_room_for_the_rows_of_all_tokens() -> None:

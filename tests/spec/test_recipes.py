@@ -52,7 +52,7 @@ def declared(workload: dict[str, Any], topology: Topology) -> Spec:
         return moe_gemm_combine(rows, weights, out.sizes[0], top_k, topology, partial_dtype=workload.get("partial_dtype"))
     if "weights" in workload:
         return moe_dispatch_gemm(tensor(workload["tokens"]), tensor(workload["weights"]), workload["top_k"], topology,
-                                 routing=workload.get("routing", "uniform"))
+                                 routing=workload.get("routing", "uniform"), then=workload.get("then", ()))
     if "k" in workload:
         return shift(tensor(workload["x"]), workload["k"], topology)
     if "x" in workload:

@@ -17,9 +17,11 @@ from tilescale.runtime.gpu_check import (
     CallData,
     Expected,
     Place,
+    TorchArrays,
     Workload,
     WrongResult,
 )
+from tilescale.runtime.reference import Sums, finish
 from tilescale.runtime.routed import counts_of, entries_of
 from tilescale.runtime.routing import Indices, routing_of
 from tilescale.schedules.ragged import ragged, ragged_geometry
@@ -109,10 +111,23 @@ class RoutedWorkload(Workload):
                 self._fill(tensor, call)
             elif local.name == "b":
                 tensor.copy_(self._matrices(call, self.rank))
+            elif local.name in self._epilogues:
+                tensor.copy_(self._numbers_of(call, local.name))
             placed.append(tensor)
         out = self._place(local_outputs(self.spec, self.rank)[0])
         made = self._combined if self._geo.combines else self._multiplied if self.multiplies else self._dispatched
         return CallData(tuple(placed), out, made(call))
+
+    @property
+    def _epilogues(self) -> tuple[str, ...]:
+        """Operands that epilogues read."""
+        return tuple(operand.name for epilogue in self.spec.epilogues for operand in epilogue.extras(self.spec))
+
+    def _numbers_of(self, call: int, name: str) -> Any:
+        """An operand of an epilogue: a row of numbers for every expert of this rank."""
+        named = {local.name: (at, local) for at, local in enumerate(local_inputs(self.spec, self.rank))}
+        at, local = named[name]
+        return self._fresh(local, call, at, self.rank, self._device)
 
     def _matrices(self, call: int, rank: int) -> Any:
         """Those of the experts of a rank."""
@@ -133,9 +148,14 @@ class RoutedWorkload(Workload):
         """A dispatch, and the products of its rows."""
         value, size = self._products(call, self.rank, self._dispatched(call).values)
         off = routed_deviation(self.spec, call == EXACT_CALL)
-        room = value.abs() * (off.result + _KEPT_ROUNDOFF) + size * off.magnitude
-        room += SMALLEST.get(self.spec.output.dtype, 0.0)
-        return Expected(value.to(self._kept), room.float())
+        torch, local = self._torch, self._geo.local
+        each = self._routings[call].counts[:, self.rank * local:(self.rank + 1) * local].sum(axis=0)
+        repeats = torch.from_numpy(each).to(self._device)
+        extras = [[self._numbers_of(call, operand.name).double().repeat_interleave(repeats, dim=0)
+                   for operand in epilogue.extras(self.spec)] for epilogue in self.spec.epilogues]
+        found = finish(self.spec, Sums(value, size, None), off, extras, TorchArrays(torch, self._device))
+        room = found.room + found.value.abs() * _KEPT_ROUNDOFF + SMALLEST.get(self.spec.output.dtype, 0.0)
+        return Expected(found.value.to(self._kept), room.float())
 
     def _fill(self, tensor: Any, call: int) -> None:
         """Tokens, or the rows that there are."""

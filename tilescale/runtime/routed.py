@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilescale.runtime.check import Array, from_bits, random_input, to_bits
+from tilescale.runtime.reference import NumpyArrays, Sums, finish
 from tilescale.runtime.routing import Indices
 from tilescale.schedules.ragged import RaggedGeometry, ragged_geometry
 from tilescale.spec.declaration import Spec
@@ -103,12 +104,30 @@ def _multiplied(spec: Spec, geo: RaggedGeometry, indices: list[Indices], rng: np
         size = int(rows.sum()) * geo.row_bytes
         held = from_bits(found["out"][:size], spec.inputs[0].dtype).reshape(-1, spec.mnk[2])
         parts = np.split(held, np.cumsum(rows)[:-1])
-        value.append(np.concatenate([part @ factor for part, factor in zip(parts, factors, strict=True)]))
+        total = np.concatenate([part @ factor for part, factor in zip(parts, factors, strict=True)])
         magnitude = np.concatenate([np.abs(part) @ np.abs(factor) for part, factor in zip(parts, factors, strict=True)])
-        allowed.append(least + np.abs(value[-1]) * off.result + magnitude * off.magnitude)
-        inputs.append({**given, "b": bits})
+        beside, numbers = _beside(spec, rank, rows, rng, exact)
+        made = finish(spec, Sums(total, magnitude, None), off, numbers, NumpyArrays())
+        value.append(made.value)
+        allowed.append(made.room + least)
+        inputs.append({**given, "b": bits, **beside})
         exactly.append({"counts": found["counts"]})
     return Routed(inputs, exactly, value, allowed, partly=True)
+
+
+def _beside(spec: Spec, rank: int, rows: npt.NDArray[np.int64], rng: np.random.Generator, exact: bool
+            ) -> tuple[dict[str, bytes], list[list[Array]]]:
+    """What epilogues read: bytes by buffer, and of every epilogue its operands, of each row those of its expert. `rows`:
+    of every expert of the rank."""
+    given, found = {}, []
+    for epilogue in spec.epilogues:
+        own = []
+        for operand in epilogue.extras(spec):
+            shape = operand.tensor.local_shape(rank, spec.world)
+            given[operand.name] = bits = to_bits(random_input(rng, shape, exact), operand.tensor.dtype).tobytes()
+            own.append(np.repeat(from_bits(bits, operand.tensor.dtype).reshape(shape), rows, axis=0))
+        found.append(own)
+    return given, found
 
 
 def _matrices(spec: Spec, rng: np.random.Generator, exact: bool) -> tuple[bytes, Array]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 
+from tilescale.schedules.extras import extras_of_products
 from tilescale.schedules.grouped_combine import part_of, products_geometry
 from tilescale.schedules.plan import Buffer, Goal, Grouped, Launch, Plan, Region, Role, Signal, Step, Wait
 from tilescale.schedules.ragged import THREADS, WARP, WORD, RaggedGeometry, aligned, ragged, ragged_geometry
@@ -36,13 +37,15 @@ def grouped(spec: Spec) -> bool:
 @dataclass(frozen=True)
 class GroupedGeometry(RaggedGeometry):
     """`groups`: of the experts of a rank; `n`, `k`: columns and contraction of a product; `b_bytes`: of the matrices of a
-    rank; `out_row_bytes`: of a row of products."""
+    rank; `out_row_bytes`: of a row of products, behind epilogues `then`, which read `extras`."""
 
     groups: int
     n: int
     k: int
     b_bytes: int
     out_row_bytes: int
+    extras: tuple[Buffer, ...]
+    then: tuple[str, ...]
 
     @property
     def keys(self) -> int:
@@ -78,6 +81,7 @@ class GroupedGeometry(RaggedGeometry):
             Buffer("a", "input", self.operand_bytes),
             Buffer("b", "input", self.b_bytes),
             Buffer("indices", "input", self.entries * WORD),
+            *self.extras,
             Buffer("out", "output", self.room * self.out_row_bytes),
             Buffer("counts", "output", self.experts * WORD),
             Buffer("routes", "workspace", (2 * self.entries + self.blocks * self.keys) * WORD),
@@ -130,13 +134,15 @@ class GroupedGeometry(RaggedGeometry):
             within=(*(self.given(rank, source) for source in everyone), own, rows, *counts))
 
     def multiply(self, rank: int, group: int) -> Grouped:
-        """Multiplies the rows of every expert of a group by its matrix. Reads rows, matrices and counts."""
+        """Multiplies the rows of every expert of a group by its matrix. Reads rows, matrices, counts, and what epilogues
+        read."""
         rows, out = self.whole("rows", rank), self.whole("out", rank)
-        beside = (self.whole("b", rank), self.whole("counts", rank))
+        beside = tuple(self.whole(name, rank) for name in ("b", "counts", *(extra.name for extra in self.extras)))
         experts = self.local // self.groups
         each = -(-sum(self.expected_rows(source, rank) for source in range(self.world)) // self.local)
         return Grouped("multiply", (self.part(rows, group), *beside), (self.part(out, group),), rank, group=group,
-                       groups=self.groups, within=(rows, *beside, out), products=(experts, each, self.n, self.k))
+                       groups=self.groups, within=(rows, *beside, out), products=(experts, each, self.n, self.k),
+                       then=self.then)
 
 
 @lru_cache(maxsize=256)
@@ -145,7 +151,8 @@ def grouped_geometry(spec: Spec, groups: int, blocks: int) -> GroupedGeometry:
     experts, k, n = spec.inputs[1].local_shape(0, spec.world)
     known = {field.name: getattr(base, field.name) for field in fields(base)}
     return GroupedGeometry(**known, groups=groups, n=n, k=k, b_bytes=experts * k * n * spec.inputs[1].itemsize,
-                           out_row_bytes=n * spec.output.itemsize)
+                           out_row_bytes=spec.output.sizes[1] * spec.output.itemsize,
+                           extras=extras_of_products(spec).buffers, then=spec.then)
 
 
 def routed_geometry(spec: Spec, schedule: Schedule, blocks: int) -> RaggedGeometry:
@@ -216,6 +223,7 @@ def grouped_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
         else:
             ranks.append((Launch("all", 0, (comm,), (), "moe", THREADS, geo.shared_bytes),
                           Launch("work", 0, (work,), (), "grouped", THREADS)))
-    goal = Goal("a", "out", (0,) * (spec.world + 1), geo.row_bytes, geo.out_row_bytes, False, ragged=True)
+    goal = extras_of_products(spec).goal(
+        Goal("a", "out", (0,) * (spec.world + 1), geo.row_bytes, geo.out_row_bytes, False, ragged=True))
     return Plan(op=spec.op, buffers=geo.buffers(), counters=(spec.world + 1) * geo.groups + 1, ranks=tuple(ranks),
                 goal=goal, sm_share=share, smem_limit=spec.topology.gpu.smem_bytes)

@@ -204,19 +204,21 @@ def moe_dispatch_gemm(
     routing: str = "uniform",
     inputs: str = "ordinary",
     deterministic: bool = False,
+    then: Sequence[str] = (),
 ) -> Spec:
     """``moe_dispatch``, and the product of every row with the matrix of its expert: ``weights`` (experts, K, N; FullRow)
     are those of all experts, ``tokens`` (T, K; FullRow). Products accumulate in fp32 and are rounded once, to
     ``out_dtype`` (that of the tokens by default).
 
     Callers pass ``indices``, and receive ``counts``, as of ``moe_dispatch``; the output (world * T * top_k, N) has the
-    products in the places of the rows of ``moe_dispatch``.
+    products in the places of the rows of ``moe_dispatch``. ``then``: epilogues of the products, before they are rounded:
+    silu, gelu, bias (a row of numbers an expert), swiglu (the columns of gate and of up in turn; half as many come out).
     """
     tokens, weights = _matrix("tokens", tokens), _matrices(weights)
     dtype = tokens.dtype if out_dtype is None else as_dtype(out_dtype)
-    output = Tensor((_rows_of_experts(tokens, top_k, topology), weights.shape[2]), dtype, tokens.view)
+    output = Tensor((_rows_of_experts(tokens, top_k, topology), _columns(weights, then)), dtype, tokens.view)
     attributes: dict[str, Attribute] = {"experts": weights.sizes[0], "top_k": top_k, "routing": routing}
-    return _declare("moe_dispatch_gemm", (tokens, weights), output, topology, inputs, deterministic, (), attributes)
+    return _declare("moe_dispatch_gemm", (tokens, weights), output, topology, inputs, deterministic, then, attributes)
 
 
 def moe_combine(
@@ -362,7 +364,7 @@ def _check_factors(a: Tensor, b: Tensor) -> None:
 
 def _columns(b: Tensor, then: Sequence[str]) -> int | Dim:
     """Columns of the output: those of B, or half of them where an epilogue makes one of two."""
-    columns = b.shape[1]
+    columns = b.shape[-1]
     if not isinstance(then, Sequence):
         raise SpecError("then is a sequence of epilogue names", repr(then), "leave it out for none")
     halves = any(name in EPILOGUES and EPILOGUES[name].halves for name in then)

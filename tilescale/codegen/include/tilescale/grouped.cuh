@@ -302,7 +302,8 @@ TS_DEV void grouped_consumer(const Call& call, const Maps& maps, const Block& me
   constexpr u32 kMultiply = GemmLayout<C>::consumers * 128;  // threads
   const u32 warpgroup = thread() / 128 - 1;
   Ring<C::num_stages> ring;
-  Staging<C> staging{smem + GemmLayout<C>::staging_offset + (thread() / 32 - 4) * Staging<C>::warp_bytes};
+  typedef typename StoredAs<C>::type Stored;
+  Staging<Stored> staging{smem + GemmLayout<C>::staging_offset + (thread() / 32 - 4) * Staging<C>::warp_bytes};
   const GroupTable<C> table(smem);
   const KRange range{0, (call.args->k + C::block_k - 1) / C::block_k};
   const u32 n = call.args->n;
@@ -326,12 +327,23 @@ TS_DEV void grouped_consumer(const Call& call, const Maps& maps, const Block& me
     for_group_tiles<C>(call, table, group, me, before, [&](u32 expert, TilePosition tile) {
       float acc[kSubtiles][C::block_n / 2];
       multiply_tile<C>(call, step, acc, ring, smem, full, empty, range);
-      u8* out = call.at(step.target, step.target_offset) + (u64)table.to[expert] * n * BytesOf<typename C::Out>::value;
-      const OutRows rows{out, table.rows[expert], n, 0u, 0u};
+      const u32 columns = stored_columns<C>(n);
+      u8* out = call.at(step.target, step.target_offset) + (u64)table.to[expert] * columns * BytesOf<typename C::Out>::value;
+      const OutRows rows{out, table.rows[expert], columns, 0u, 0u};
+      // No epilogue of experts reads a tensor of the shape of the output, so it does not matter where their rows lie in one.
+      const Results results{&call, 0u, n, (u64)expert * n};
 #pragma unroll
-      for (int s = 0; s < kSubtiles; ++s)
-        store_rows<C>(acc[s], staging, &maps.out, rows, tile.m * C::block_m + (warpgroup * kSubtiles + s) * 64,
-                      tile.n * C::block_n);
+      for (int s = 0; s < kSubtiles; ++s) {
+        const u32 row = tile.m * C::block_m + (warpgroup * kSubtiles + s) * 64;
+        if constexpr (EpilogueOf<C>::any) finish_tile<C>(results, row, rows.rows, tile.n * C::block_n, acc[s]);
+        if constexpr (EpilogueOf<C>::halves) {
+          float halved[C::block_n / 4];
+          halve_tile<C>(acc[s], halved);
+          store_rows<Stored>(halved, staging, &maps.out, rows, row, tile.n * Stored::block_n);
+        } else {
+          store_rows<Stored>(acc[s], staging, &maps.out, rows, row, tile.n * C::block_n);
+        }
+      }
     });
     i += step.rows;
     step_end();
