@@ -170,13 +170,15 @@ _STAGED = ("parts", "parts pulled", "product", "fp32 large")
 _FEW = ("few rows", "few rows of odd columns", "few rows of floats")
 _BYTES = ("product of bytes", "few rows of bytes")
 _SCALED = ("scaled rows and columns", "scaled blocks", "few rows scaled", "few rows in blocks", "gathered rows scaled",
-           "scaled")
+           "scaled", "bytes of experts scaled", "bytes of experts in blocks", "bytes of experts in whole")
 _PACKETS = ("packets", "packets of three", "packets twice", "packets of two, twice", "packets gathered",
             "packets of owners")
 _SUMS = ("sum", "sum of floats", "sum of odd sizes", "sum of three", "sum handed out", "scatter")
 _SWITCH = ("switch stores", "switch sums", "switch sums floats")
 _DISPATCHES, _COMBINES = ("dispatch", "dispatch pulled"), ("combine", "combine pulled", "products of experts back")
 _THEN_EXPERTS = ("experts beside, then bias and swiglu", "experts behind, then gelu and bias")
+_EXPERT_BYTES = ("bytes of experts scaled", "bytes of experts in blocks", "bytes of experts in whole",
+                 "bytes of experts back")
 _TURNS = ("turns", "turns in clusters")
 _STREAMED = ("streamed", "streamed in clusters", "one tile streamed")
 _WARPS = ("warps", "warps, row-major B", "warps, odd columns", "warps, then bias and swiglu")
@@ -232,7 +234,9 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "grouped.cuh": {
         **dict.fromkeys(("tell_group", "for_group_tiles"), ("experts beside", "products of experts back")),
         "return_group_step": ("products go back beside",),
-        "grouped_consumer": ("experts beside", "products go back beside", *_THEN_EXPERTS),
+        **dict.fromkeys(("send_group_step", "place_group_step", "load_group_stage", "sent_scales"), (
+            "experts beside", "experts behind", *_EXPERT_BYTES)),
+        "grouped_consumer": ("experts beside", "products go back beside", *_THEN_EXPERTS, *_EXPERT_BYTES),
         "": ("experts beside", "experts behind")},
     "carry.cuh": {"": ("carried", "carried odd")},
     "sum.cuh": {"": _SUMS},

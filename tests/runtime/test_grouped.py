@@ -109,6 +109,80 @@ def test_references_with_epilogues_are_those_of_every_expert() -> None:
         assert (made.allowed[rank] < 0.02 * np.abs(made.value[rank]) + 1e-3).all()
 
 
+BYTES = replace(BEHIND, block_k=128)
+OF_BYTES = (BYTES, replace(BYTES, overlap="fused", depth=4))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("kind", [None, "tensor", "rowcol", "block"])
+def test_scaled_bytes_are_right_on_every_world(kind: str | None, ranks: int) -> None:
+    for seed, schedule in enumerate(OF_BYTES):  # three of the four turns each
+        spec = routed("dispatch_gemm", ranks, experts=4 * ranks, hidden=272, columns=264, dtype="float8_e4m3fn",
+                      order="col", scales=kind)
+        emulation = emulate(spec, schedule, 3 * seed + ranks)
+        assert emulation.ok, emulation.report
+
+
+@pytest.mark.parametrize("kind", ["tensor", "rowcol", "block"])
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_scaled_bytes_of_ranks_without_tokens_are_right(kind: str, tokens: int) -> None:
+    for seed, schedule in enumerate(OF_BYTES):
+        spec = routed("dispatch_gemm", 4, tokens=tokens, experts=16, hidden=144, columns=160, dtype="float8_e5m2",
+                      order="col", scales=kind, then=("bias", "swiglu"))
+        emulation = emulate(spec, schedule, seed + tokens)
+        assert emulation.ok, emulation.report
+
+
+@pytest.mark.parametrize(("kind", "block_m", "block_n", "out_dtype"), [
+    ("rowcol", 128, 192, None), ("block", 128, 128, "float32"), ("block", 64, 64, "float16"), ("tensor", 128, 96, None)])
+def test_tiles_of_scaled_bytes_are_right(kind: str, block_m: int, block_n: int, out_dtype: str | None) -> None:
+    spec = routed("dispatch_gemm", 2, tokens=300, experts=4, top_k=2, hidden=400, columns=400, dtype="float8_e4m3fn",
+                  order="col", scales=kind, out_dtype=out_dtype)
+    emulation = emulate(spec, replace(OF_BYTES[1], depth=2, block_m=block_m, block_n=block_n), 1)
+    assert emulation.ok, emulation.report
+
+
+@pytest.mark.parametrize("block_m", [64, 128])
+def test_matrices_as_a_linear_holds_them_are_right(block_m: int) -> None:
+    spec = routed("dispatch_gemm", 2, tokens=90, experts=8, top_k=3, columns=264, order="col")
+    emulation = emulate(spec, replace(BESIDE, depth=2, block_m=block_m), 1)
+    assert emulation.ok, emulation.report
+
+
+@pytest.mark.parametrize("kind", ["tensor", "rowcol", "block"])
+def test_large_ones_of_bytes_are_emulated_with_the_same_binaries(kind: str) -> None:
+    spec = routed("dispatch_gemm", 2, tokens=8192, hidden=4096, columns=4096, experts=8, dtype="float8_e4m3fn", order="col",
+                  scales=kind, then=("swiglu",))
+    for schedule in OF_BYTES:
+        small = scaled(spec, schedule)
+        assert small.shrunk
+        assert emit(small.spec, small.schedule, small.plan).binary_digest == emit(spec, schedule).binary_digest
+    emulation = emulate(spec, OF_BYTES[1], 0)
+    assert emulation.ok, emulation.report
+
+
+def test_references_of_scaled_bytes_are_those_of_tokens_and_experts() -> None:
+    spec = routed("dispatch_gemm", 2, tokens=6, hidden=144, experts=4, columns=136, dtype="float8_e4m3fn", order="col",
+                  scales="block")
+    rng = np.random.default_rng(0)
+    indices = routing_of(spec, rng, TURNS[0])
+    made = values(spec, indices, rng, False)
+    tokens = np.concatenate([from_bits(each["a"], "float8_e4m3fn").reshape(3, 144) for each in made.inputs])
+    of_tokens = np.concatenate([np.frombuffer(each["scale_a"], np.float32).reshape(3, 2) for each in made.inputs])
+    chosen = np.concatenate(indices)
+    for rank, given in enumerate(made.inputs):
+        matrices = from_bits(given["b"], "float8_e4m3fn").reshape(2, 136, 144)  # as a Linear holds them
+        of_experts = np.frombuffer(given["scale_b"], np.float32).reshape(2, 2, 2)
+        sent = [(token, expert) for expert in range(2) for token, row in enumerate(chosen) if 2 * rank + expert in row]
+        for at, (token, expert) in enumerate(sent):
+            wanted = np.zeros(136)
+            for k in range(144):
+                wanted += (tokens[token, k] * of_tokens[token, k // 128] * matrices[expert, :, k]
+                           * of_experts[expert, k // 128, np.arange(136) // 128])
+            assert np.allclose(made.value[rank][at], wanted)
+        assert len(made.value[rank]) == len(sent)
+
+
 @pytest.mark.parametrize("schedule", ALL, ids=lambda schedule: schedule.label)
 def test_skews_are_right_and_large_ones_are_emulated_with_the_same_binaries(schedule: Schedule) -> None:
     routing = "histogram:9,4,2,2,1,1,1,0"

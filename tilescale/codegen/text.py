@@ -19,6 +19,7 @@ from tilescale.schedules.sums import WINDOW_ROWS, summed, sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import contracts, gathered_operand, in_blocks
 from tilescale.spec.op import Spec
+from tilescale.spec.ops._experts import sent_scale_bytes
 
 ELEMENTS = {"bfloat16": "ts::Bf16", "float16": "ts::Fp16", "float32": "ts::Fp32",
             "float8_e4m3fn": "ts::E4m3", "float8_e5m2": "ts::E5m2"}
@@ -95,7 +96,7 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
     lines = [f"  static constexpr {'bool' if isinstance(v, bool) else 'int'} {name} = {str(v).lower()};"
              for name, v in constants.items()]
     lines += [f"  using {name} = {ELEMENTS.get(dtype, 'ts::Fp32')};" for name, dtype in _types(spec, launch).items()]
-    if launch.family in PRODUCTS and spec.attribute("scales"):
+    if (launch.family in PRODUCTS and spec.attribute("scales")) or (launch.family in ROUTED and _sends_scales(spec)):
         lines.append(f"  using Scales = ts::{SCALES[str(spec.attribute('scales'))]}<{str(sums(spec)).lower()}>;")
     if any(step.then for step in launch.steps if isinstance(step, Gemm | Sum | Grouped)):
         lines.append(f"  using Epilogue = {epilogue_type(spec)};")
@@ -103,6 +104,11 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
     text = "\n".join(["#include <tilescale/kernels.cuh>", "", "struct Config {", *lines, "};", "",
                       f"TILESCALE_KERNEL({entry}, Config)", ""])
     return Kernel(entry, text, spec.topology.gpu.arch)
+
+
+def _sends_scales(spec: Spec) -> bool:
+    """Whether scales of tokens travel with them."""
+    return grouped(spec) and sent_scale_bytes(spec) > 0
 
 
 def _types(spec: Spec, launch: Launch) -> dict[str, str]:

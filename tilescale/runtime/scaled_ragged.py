@@ -16,7 +16,7 @@ from tilescale.spec.tensor import Tensor
 
 BLOCKS = 2
 TAIL = 24  # elements of two bytes, which keep rows aligned to 16
-HALVED_TAIL = 48  # of columns of which half are stored: both are whole blocks of gate and of up
+HALVED_TAIL = 48  # of bytes; of columns of which half are stored: both are whole blocks of gate and of up
 UNROLL = 4  # accesses of a lane in flight
 
 
@@ -48,7 +48,8 @@ def _small_products(spec: Spec, schedule: Schedule, rows: int) -> tuple[Spec, Sc
     tail."""
     tokens, matrices = spec.inputs
     halves = any(epilogue.halves for epilogue in spec.epilogues)
-    k, n = 2 * schedule.block_k + TAIL, schedule.block_n + (HALVED_TAIL if halves else TAIL)
+    tail = TAIL if tokens.itemsize > 1 else HALVED_TAIL
+    k, n = 2 * schedule.block_k + tail, schedule.block_n + (HALVED_TAIL if halves else TAIL)
     room = spec.world * rows * count_attribute(spec, "top_k")
     taken, made = (room, rows) if combines(spec) else (rows, room)
     small = dataclasses.replace(

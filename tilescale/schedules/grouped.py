@@ -24,6 +24,7 @@ from tilescale.schedules.plan import Buffer, Goal, Grouped, Launch, Plan, Region
 from tilescale.schedules.ragged import THREADS, WARP, WORD, RaggedGeometry, aligned, ragged, ragged_geometry
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
+from tilescale.spec.ops._experts import sent_scale_bytes
 from tilescale.spec.ops._moe import combines, multiplies
 
 PAD = 128  # rows; a multiple of every block_m
@@ -37,7 +38,8 @@ def grouped(spec: Spec) -> bool:
 @dataclass(frozen=True)
 class GroupedGeometry(RaggedGeometry):
     """`groups`: of the experts of a rank; `n`, `k`: columns and contraction of a product; `b_bytes`: of the matrices of a
-    rank; `out_row_bytes`: of a row of products, behind epilogues `then`, which read `extras`."""
+    rank; `out_row_bytes`: of a row of products, behind epilogues `then`; `extras`: operands of scales and epilogues;
+    `scale_bytes`: of the scales that travel with a token."""
 
     groups: int
     n: int
@@ -46,6 +48,7 @@ class GroupedGeometry(RaggedGeometry):
     out_row_bytes: int
     extras: tuple[Buffer, ...]
     then: tuple[str, ...]
+    scale_bytes: int
 
     @property
     def keys(self) -> int:
@@ -59,7 +62,7 @@ class GroupedGeometry(RaggedGeometry):
 
     @property
     def head_bytes(self) -> int:
-        return aligned(self.told_bytes + self.most * (self.top_k + 1) * WORD)
+        return aligned(self.told_bytes + self.most * ((self.top_k + 1) * WORD + self.scale_bytes))
 
     @property
     def padded(self) -> int:
@@ -70,6 +73,11 @@ class GroupedGeometry(RaggedGeometry):
     def shared_bytes(self) -> int:
         words = 2 * THREADS + (THREADS // WARP + 3) * self.keys + 3 * self.experts + self.world * self.groups + 1
         return aligned(words * WORD)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Of a token and its scales."""
+        return self.row_bytes + self.scale_bytes
 
     @cached_property
     def operand_bytes(self) -> int:
@@ -89,7 +97,13 @@ class GroupedGeometry(RaggedGeometry):
             Buffer("inbox", "workspace", self.world * self.segment_bytes, True, 2),
             # A tile holds rows behind the last one of an expert, which nobody has written: numbers, whichever.
             Buffer("rows", "workspace", self.padded * self.row_bytes, zeroed=True),
+            *((Buffer("scales", "workspace", self.padded * self.scale_bytes),) if self.scale_bytes else ()),
         )
+
+    @property
+    def beside_rows(self) -> tuple[str, ...]:
+        """Buffers that hold something of every row, where it has its place."""
+        return ("scales",) if self.scale_bytes else ()
 
     # -- parts ---------------------------------------------------------------------------------------------------------
     def part(self, whole: Region, group: int) -> Region:
@@ -115,34 +129,36 @@ class GroupedGeometry(RaggedGeometry):
         return Grouped("arrange", reads, writes, rank, groups=self.groups, within=(*reads, *writes))
 
     def send_group(self, rank: int, peer: int, group: int) -> Grouped:
-        """Fills the part of a group in the segment of `rank` at `peer`: reads tokens, indices and lists."""
-        reads = tuple(self.whole(name, rank) for name in ("a", "indices", "order"))
+        """Fills the part of a group in the segment of `rank` at `peer`: reads tokens, indices, lists, and scales."""
+        names = ("a", "indices", "order", *(("scale_a",) if self.scale_bytes else ()))
+        reads = tuple(self.whole(name, rank) for name in names)
         moved = self.expected_tokens(rank, peer) // self.groups if peer != rank else 0
-        return Grouped("send_group", reads, (self.told(peer, rank, group, group),), peer, moved * self.row_bytes,
+        return Grouped("send_group", reads, (self.told(peer, rank, group, group),), peer, moved * self.moved_bytes,
                        group=group, groups=self.groups, within=(*reads, self.given(peer, rank)))
 
     def place_group(self, rank: int, group: int) -> Grouped:
         """Takes the rows of the experts of a group to their places. Reads the segments of all sources up to the part of
-        the group, and the own tokens; writes rows, and with the first group counts."""
+        the group, and the own tokens; writes rows and their scales, and with the first group counts."""
         everyone = range(self.world)
-        own, rows = self.whole("a", rank), self.whole("rows", rank)
+        own, *placed = (self.whole(name, rank) for name in ("a", "rows", *self.beside_rows))
         counts = () if group else (self.whole("counts", rank),)
         moved = sum(self.expected_tokens(source, rank) for source in everyone) // self.groups
         return Grouped(
             "place_group", (*(self.told(rank, source, 0, group) for source in everyone), own),
-            (self.part(rows, group), *counts), rank, moved * self.row_bytes, group=group, groups=self.groups,
-            within=(*(self.given(rank, source) for source in everyone), own, rows, *counts))
+            (*(self.part(held, group) for held in placed), *counts), rank, moved * self.moved_bytes, group=group,
+            groups=self.groups, within=(*(self.given(rank, source) for source in everyone), own, *placed, *counts))
 
     def multiply(self, rank: int, group: int) -> Grouped:
-        """Multiplies the rows of every expert of a group by its matrix. Reads rows, matrices, counts, and what epilogues
-        read."""
-        rows, out = self.whole("rows", rank), self.whole("out", rank)
-        beside = tuple(self.whole(name, rank) for name in ("b", "counts", *(extra.name for extra in self.extras)))
+        """Multiplies the rows of every expert of a group by its matrix. Reads rows and their scales, matrices, counts, and
+        what stands beside them."""
+        placed, out = [self.whole(name, rank) for name in ("rows", *self.beside_rows)], self.whole("out", rank)
+        extras = (extra.name for extra in self.extras if not (self.scale_bytes and extra.name == "scale_a"))
+        beside = tuple(self.whole(name, rank) for name in ("b", "counts", *extras))
         experts = self.local // self.groups
         each = -(-sum(self.expected_rows(source, rank) for source in range(self.world)) // self.local)
-        return Grouped("multiply", (self.part(rows, group), *beside), (self.part(out, group),), rank, group=group,
-                       groups=self.groups, within=(rows, *beside, out), products=(experts, each, self.n, self.k),
-                       then=self.then)
+        reads = (*(self.part(held, group) for held in placed), *beside)
+        return Grouped("multiply", reads, (self.part(out, group),), rank, group=group, groups=self.groups,
+                       within=(*placed, *beside, out), products=(experts, each, self.n, self.k), then=self.then)
 
 
 @lru_cache(maxsize=256)
@@ -152,7 +168,8 @@ def grouped_geometry(spec: Spec, groups: int, blocks: int) -> GroupedGeometry:
     known = {field.name: getattr(base, field.name) for field in fields(base)}
     return GroupedGeometry(**known, groups=groups, n=n, k=k, b_bytes=experts * k * n * spec.inputs[1].itemsize,
                            out_row_bytes=spec.output.sizes[1] * spec.output.itemsize,
-                           extras=extras_of_products(spec).buffers, then=spec.then)
+                           extras=extras_of_products(spec).buffers, then=spec.then,
+                           scale_bytes=sent_scale_bytes(spec))
 
 
 def routed_geometry(spec: Spec, schedule: Schedule, blocks: int) -> RaggedGeometry:

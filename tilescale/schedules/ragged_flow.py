@@ -48,6 +48,7 @@ class RaggedFlow(Following):
         self.products = self.plan.op == "moe_gemm_combine"  # which are what goes back
         self.held = "multiply" if self.products else "a"
         self.grouped = any(isinstance(s, Grouped) and s.task == "return_group" for *_, s in self.plan.steps_of(0))
+        self.sends_scales = any(b.name == "scales" for b in self.plan.buffers)
         self.pulls = any(b.peer_visible for b in self.plan.buffers if b.name in ("a", "staging"))
 
     def _contents(self, rank: int, buffer: str, call: int) -> Contents:
@@ -137,12 +138,14 @@ class RaggedFlow(Following):
         if step.task == "arrange":
             return own("indices", "route")
         if step.task == "send_group":
-            return own("a", "indices", "arrange")
+            return own("a", "indices", "arrange", *(("scale_a",) if self.sends_scales else ()))
         if step.task == "place_group":
             return [*(Made("send_group", source, rank, call) for source in range(self.plan.world)), *own("a")]
         if step.task == "multiply":  # rows, matrices and counts, and what stands beside them
-            beside = own(*(extra.buffer for extra in self.plan.goal.extras))
-            return [*(own("a", "b", "counts") if self.products else own("place_group", "b", "place_group")), *beside]
+            placed = own("place_group") if self.sends_scales else []
+            beside = own(*(extra.buffer for extra in self.plan.goal.extras if not placed or extra.buffer != "scale_a"))
+            rows = own("a", "b", "counts") if self.products else own("place_group", "b", "place_group")
+            return [*rows, *placed, *beside]
         if step.task == "tally":
             return own("counts")
         if step.task == "return_group":
