@@ -214,7 +214,11 @@ class RoutedWorkload(Workload):
         for source in range(self._geo.world):
             at = np.flatnonzero(mine[:, 0] == source)
             tokens = torch.from_numpy(mine[at, 1]).to(self._device)
-            values[torch.from_numpy(at).to(self._device)] = self._held(call, source)[tokens]
+            held, place = self._held(call, source), torch.from_numpy(at).to(self._device)
+            if sent.itemsize == 1:  # torch does not index every type of one byte on a GPU
+                values.view(torch.uint8)[place] = held.view(torch.uint8)[tokens]
+            else:
+                values[place] = held[tokens]
         return Expected(values)
 
     def _combined(self, call: int) -> Expected:
