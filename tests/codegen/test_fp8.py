@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support import ag_gemm, gemm_rs, local_gemm
+from support import ag_gemm, gemm_rs, local_gemm, routed
 
 from tilescale.codegen.cache import Binary
 from tilescale.codegen.compile import Compiler, Source
@@ -54,6 +54,28 @@ def test_every_body_compiles_for_sm_90a_without_spills_and_breaks_no_rule() -> N
 def test_every_body_is_emulated_right(name: str, adversary: str) -> None:
     emulation = emulate(*CASES[name], seed=1, adversary=adversary)
     assert emulation.ok, emulation.report
+
+
+EXPERTS = replace(BASE, num_comm_blocks=4, num_stages=3, overlap="fused", depth=2)
+
+
+def of_experts(op: str, kind: str | None, then: tuple[str, ...] = ()) -> tuple[Spec, Schedule]:
+    """The largest tile that there is, in one kernel with what is sent."""
+    spec = routed(op, 2, hidden=400, columns=400, experts=8, dtype=E4M3, order="col", scales=kind, then=then)
+    return spec, replace(EXPERTS, block_n=128 if then or kind == "block" else 192)
+
+
+def test_bodies_of_experts_compile_for_sm_90a_without_spills_and_break_no_rule() -> None:
+    kinds = (None, "tensor", "rowcol", "block")
+    cases = [of_experts(op, kind) for op in ("dispatch_gemm", "gemm_combine") for kind in kinds]
+    cases += [of_experts("dispatch_gemm", kind, ("bias", "swiglu")) for kind in kinds[1:]]
+    kernels = [kernel for case in cases for kernel in emit(*case).kernels]
+    with Compiler(workers=2) as compiler:
+        found = compiler.compile([Source(kernel.text, kernel.entry, kernel.arch) for kernel in kernels])
+    for kernel, binary in zip(kernels, found, strict=True):
+        assert isinstance(binary, Binary), f"{binary}\n{kernel.text}"
+        assert binary.spill_bytes == 0
+    assert check_kernels(kernels) == ()
 
 
 def between_ranks(world: int) -> dict[str, tuple[Spec, Schedule]]:
