@@ -10,6 +10,7 @@ import argparse
 import json
 import statistics
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ SHAPES = {  # of Llama 3 70B: N, K by layer
 VIEWS = {"ag_gemm": (ts.FullRow, ts.FullCol, ts.FullCol), "gemm_rs": (ts.FullCol, ts.FullRow, ts.FullRow),
          "gemm_ar": (ts.FullCol, ts.FullRow, ts.Replicate)}
 TOKENS = (512, 8192)
+ROUNDED = {"gemm_rs": "bfloat16", "gemm_ar": "bfloat16"}  # products before they are added up, as all peers round them
 ROUNDS = 4
 BOUNDS = Bounds(minimum=6, maximum=12, batch=6, warmup=2)
 SMALL_BOUNDS = Bounds(minimum=6, maximum=12, batch=6, warmup=2, calls=20)  # a graph's start outweighs two such calls
@@ -86,8 +88,18 @@ class Table:
 
 
 def fused(op: str, ranks: Sequence[int]) -> Table:
-    """An operation on ranks that share a GPU."""
-    return Table(f"fused_{op}", [row for count in ranks for row in layers(op, count)])
+    """An operation on ranks that share a GPU. What is added up is rounded first, as its peers do."""
+    rows = [row for count in ranks for row in layers(op, count, partial_dtype=ROUNDED.get(op))]
+    return Table(f"fused_{op}", rows, _partial(ROUNDED.get(op)))
+
+
+def fused_fp32(op: str, ranks: Sequence[int]) -> Table:
+    """The same with sums of fp32, twice the bytes that the peers move: what a declaration gives that asks for nothing."""
+    return Table(f"fused_{op}_fp32", [row for count in ranks for row in layers(op, count)], _partial("float32"))
+
+
+def _partial(dtype: str | None) -> dict[str, Any]:
+    return {"partial_dtype": dtype} if dtype else {}
 
 
 def all_reduce_small(ranks: Sequence[int]) -> Table:
@@ -113,18 +125,20 @@ def _in_round_trips(row: dict[str, Any]) -> None:
 
 
 def overlap(ranks: Sequence[int]) -> Table:
-    """All operations in the scale model of MACHINE."""
+    """All operations in the scale model of MACHINE. What is added up is rounded first, as today's libraries do."""
     def finish(row: dict[str, Any]) -> None:
         unfused, alone = row["peers_us"]["unfused"], row["peers_us"][BOUND]
         row["hidden"] = round((unfused - row["ours_us"]) / (unfused - alone), 3) if unfused > alone else None
         row["computing_is_larger"] = alone > unfused - alone
 
-    rows = [row for op in SHAPES for count in ranks if count > 2 for row in layers(op, count, MACHINE)]
+    rows = [row for op in SHAPES for count in ranks if count > 2 for row in layers(op, count, MACHINE, ROUNDED.get(op))]
     return Table("overlap", rows, {"machine": MACHINE}, finish=finish)
 
 
 TABLES: dict[str, Callable[[Sequence[int]], Table]] = {
-    **{f"fused_{op}": partial(fused, op) for op in SHAPES}, "all_reduce_small": all_reduce_small, "overlap": overlap,
+    **{f"fused_{op}": partial(fused, op) for op in SHAPES},
+    **{f"fused_{op}_fp32": partial(fused_fp32, op) for op in ROUNDED},
+    "all_reduce_small": all_reduce_small, "overlap": overlap,
 }
 
 
@@ -224,7 +238,7 @@ def _tried(runner: GpuRunner, table: Table, row: Row, given: argparse.Namespace,
         found = {**_measured(runner, table, row, given), **known}
         table.finish(found)
     except Exception as error:  # noqa: BLE001 - a row of its own, with what went wrong
-        found = {"label": row.label, "workload": row.spec.label, "error": f"{type(error).__name__}: {error}"[:2000]}
+        found = {"label": row.label, "workload": row.spec.label, "error": "".join(traceback.format_exception(error))[-2000:]}
     found["took_s"] = round(time.monotonic() - began, 1)
     return found
 
@@ -267,7 +281,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _print(row: Mapping[str, Any]) -> None:
     if "error" in row:
-        print(f"{row['label']}: {row['error'][:200]}", flush=True)
+        print(f"{row['label']}: {row['error'][-200:]}", flush=True)
         return
     others = " ".join(f"{name}={us:.1f}" for name, us in row["peers_us"].items())
     more = "".join(f", {name} {row[name]}" for name in ("hidden", "round_trips") if name in row)

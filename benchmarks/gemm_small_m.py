@@ -66,9 +66,10 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=8, help="candidates that the tuner measures for a row")
     parser.add_argument("--rounds", type=int, default=6, help="turns of both sides")
     parser.add_argument("--seconds", type=float, default=1800.0)
+    parser.add_argument("--db", help="a performance database: searches learn from earlier rows and runs")
     parser.add_argument("-m", type=int, nargs="+", default=[1, 16, 64])
     given = parser.parse_args()
-    rows = products.measure(given.m, given.trials, given.rounds, given.seconds)
+    rows = products.measure(given.m, given.trials, given.rounds, given.seconds, given.db)
     reads = read_us({2 * row["n"] * row["k"] for row in rows})
     for row in rows:
         weights = 2 * row["n"] * row["k"]

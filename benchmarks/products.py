@@ -63,8 +63,8 @@ def promising(spec: Spec) -> tuple[Schedule, ...]:
     return Prior(spec, Space(spec, SPACE).schedules).ranked[:AHEAD]
 
 
-def measure(rows_m: Sequence[int], trials: int, rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """A row for every layer and M, until `seconds` are over."""
+def measure(rows_m: Sequence[int], trials: int, rounds: int, seconds: float, db: str | None = None) -> list[dict[str, Any]]:
+    """A row for every layer and M, until `seconds` are over. With `db`, a search learns from those of the other rows."""
     topology = ts.Topology.detect().with_ranks(1)
     work = [(m, layer, declare(m, layer, topology)) for m in rows_m for layer in layers()]
     started = time.monotonic()
@@ -78,7 +78,7 @@ def measure(rows_m: Sequence[int], trials: int, rounds: int, seconds: float) -> 
             if time.monotonic() - started > seconds:
                 print(f"stopped after {len(rows)} of {len(work)} rows: {seconds:g} s are over")
                 break
-            result = ts.tune(spec, trials=trials, runner=runner, space=SPACE)
+            result = ts.tune(spec, trials=trials, db=db, runner=runner, space=SPACE)
             found = runner.race(spec, [result.best], (PEER,), rounds)
             rows.append(_row(m, layer, result.best, found))
             print({key: value for key, value in rows[-1].items() if not key.startswith("samples")}, flush=True)
