@@ -127,8 +127,11 @@ def _group_maps(spec: Spec, s: Schedule, plan: Plan, n: int, k: int) -> tuple[Te
     name = "a" if combines(spec) else "rows"
     size = plan.buffer(name).size
     rows = TensorMapSpec(name, 0, (k, size // row, 1), (row, size), (_wide(a.dtype), s.block_m, 1), a.dtype)
-    matrix = n * b.itemsize
-    factors = TensorMapSpec("b", 0, (n, k, experts), (matrix, k * matrix), (_wide(b.dtype), s.block_k, 1), b.dtype)
+    pitch, size = (k if b.order == "col" else n) * b.itemsize, n * k * b.itemsize
+    if b.order == "col":
+        factors = TensorMapSpec("b", 0, (k, n, experts), (pitch, size), (_wide(b.dtype), s.block_n, 1), b.dtype)
+    else:
+        factors = TensorMapSpec("b", 0, (n, k, experts), (pitch, size), (_wide(b.dtype), s.block_k, 1), b.dtype)
     return (rows, rows, rows, factors, rows)
 
 

@@ -48,9 +48,9 @@ DECLARATIONS: dict[str, tuple[str, ...]] = {
     "redistribute": ("x", "to", "transpose", "root"),
     "shift": ("x", "k"),
     "moe_dispatch": ("tokens", "experts", "top_k", "routing"),
-    "moe_dispatch_gemm": ("tokens", "weights", "top_k", "routing"),
+    "moe_dispatch_gemm": ("tokens", "weights", "top_k", "routing", "scales"),
     "moe_combine": ("combined", "experts", "top_k", "routing"),
-    "moe_gemm_combine": ("combined", "weights", "top_k", "routing", "partial_dtype"),
+    "moe_gemm_combine": ("combined", "weights", "top_k", "routing", "partial_dtype", "scales"),
 }
 
 
