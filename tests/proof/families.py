@@ -191,6 +191,10 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
         product((384, 256, 384), 3, out="Replicate", then=("accumulate",)), replace(FUSED, **TWO_SHOT)),
     "all_reduce normalised": (
         reduction((384, 24), 3, then=("residual_rmsnorm",)), replace(COPY, **TWO_SHOT, **PLAIN)),
+    "gemm_ar normalised, and the sum": (
+        product((384, 256, 384), 3, out="Replicate", then=("add_rmsnorm",)), replace(FUSED, **TWO_SHOT)),
+    "reduce_scatter normalised, and the sum": (
+        reduction((100, 24), 3, to=FullRow, then=("add_rmsnorm",)), replace(COPY, **PLAIN)),
     "all_reduce then bias": (reduction((384, 24), 3, then=("bias",)), replace(COPY, **ONE_SHOT, **PLAIN)),
     "product of bytes": (_local(304, "col", "float8_e4m3fn", 800), BYTES),
     "gemm_rs of scaled bytes": (

@@ -140,6 +140,8 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
     "summed, then bias and addend": (
         reduction((75, 77), 2, on=_ON, then=("bias", "accumulate")), replace(_COPY, **TWO_SHOT, **PLAIN)),
     "normalised": (reduction((37, 136), 2, on=_ON, then=("residual_rmsnorm",)), replace(_COPY, **ONE_SHOT, **PLAIN)),
+    "normalised, and the sum": (
+        reduction((150, 40), 2, on=_ON, then=("add_rmsnorm",)), replace(_COPY, **TWO_SHOT, chunk_rows=64)),
     "normalised, handed out": (
         reduction((75, 77), 2, on=_ON, then=("residual_rmsnorm",)), replace(_COPY, **TWO_SHOT, **PLAIN)),
 }

@@ -192,8 +192,8 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "": ("copy", "copy behind", "fused pull", "sum handed out", "sum of three", "odd columns", "many steps")},
     "epilogue.cuh": {"": (
         "then bias and silu", "accumulated", "then gelu, shared contraction", "then swiglu", "then swiglu, few rows",
-        "summed, then bias and addend", "normalised", *_THEN_EXPERTS)},
-    "norm.cuh": {"": ("normalised", "normalised, handed out")},
+        "summed, then bias and addend", "normalised", "normalised, and the sum", *_THEN_EXPERTS)},
+    "norm.cuh": {"": ("normalised", "normalised, handed out", "normalised, and the sum")},
     "gemm.cuh": {
         "gemm_producer": ("fused pull", "gemm", "parts", "product"), "load_b": (*_CLUSTERS, "row", "gemm"),
         "load_stage": ("gemm", *_CLUSTERS),

@@ -71,6 +71,7 @@ from tilescale.schedules.plan import (
     Signal,
     Step,
     Sum,
+    SumAside,
     Wait,
 )
 from tilescale.schedules.schedule import Schedule
@@ -219,8 +220,9 @@ class _Emitter:
         if isinstance(step, Sum):
             form = self._sum_form(step)  # who sends is told where the sum is sent
             sender, receiver = (rank, step.dst.rank) if form else (0, 0)
-            return StepRow(KIND_SUM, number, target=self._slot(step.dst, rank), counter=sender, value=receiver,
-                           rows=len(step.srcs), source_offset=self._first_element(rank, step),
+            aside = self._slot(step.aside[0], rank) if isinstance(step, SumAside) else 0
+            return StepRow(KIND_SUM, number, source=aside, target=self._slot(step.dst, rank), counter=sender,
+                           value=receiver, rows=len(step.srcs), source_offset=self._first_element(rank, step),
                            target_offset=step.dst.offset, size=step.srcs[-1].size, peer=form)
         if isinstance(step, Contract):
             return self._segment(rank, step, number)

@@ -40,6 +40,7 @@ from tilescale.schedules.plan import (
     Signal,
     Step,
     Sum,
+    SumAside,
     SumPackets,
     Wait,
 )
@@ -332,7 +333,7 @@ class _Simulation:
     def _sum(self, walker: _Walker, step: Sum, rank: int) -> None:
         """Reads every source and writes once; what is remote crosses its links meanwhile."""
         began = walker.time
-        moved = sum(source.size for source in step.srcs) + step.dst.size
+        moved = sum(source.size for source in step.srcs) + step.dst.size * (2 if isinstance(step, SumAside) else 1)
         own = self.costs.copy_us(-(-moved // 2), walker.role.blocks)  # a copy reads and writes its size
         ends = [self._cross(source, rank, source.size, rank, began) for source in step.srcs]
         ends.append(self._cross(replace(step.dst, rank=rank), step.dst.rank, step.dst.size, rank, began))

@@ -27,7 +27,7 @@ from tilescale.runtime.emulator import (
     run_isolated,
     tensor_map,
 )
-from tilescale.runtime.reference import NumpyArrays, Sums, add_up, extras_of, finish, scaled_load
+from tilescale.runtime.reference import NumpyArrays, Sums, add_up, aside, extras_of, finish, scaled_load
 from tilescale.runtime.routed import POISON, Routed, routed
 from tilescale.runtime.routing import TURNS, routing_of
 from tilescale.runtime.scaled import Scaled, scaled
@@ -267,12 +267,14 @@ class Run:
         same = all(extra.tensor.shard_dim is None for extra in self.spec.extras)
         known = {result: self._wanted(rank, *sums[result], load) for result, rank in ranks.items()} if same else {}
         wanted = [known[result] if same else self._wanted(rank, *sums[result], load) for rank, result in enumerate(results)]
-        return inputs, [replace(found, beside=self._beside(rank, loaded)) for rank, found in enumerate(wanted)]
+        return inputs, [replace(found, beside=(*self._beside(rank, loaded), *found.beside))
+                        for rank, found in enumerate(wanted)]
 
     def _beside(self, rank: int, load: Callable[[Factor], Array]) -> tuple[Wanted, ...]:
         """Outputs of elements that only move, as they are: without scales."""
         return tuple(Wanted(add_up(result, load, NumpyArrays(), magnitude=False, spread=False).value, None, name)
-                     for (name, _), result in zip(self.spec.outputs[1:], results_of(self.spec, rank)[1:], strict=True))
+                     for (name, _), result in zip(self.spec.outputs[1:], results_of(self.spec, rank)[1:], strict=True)
+                     if result.only_moves)
 
     def _routed(self, exact: bool) -> tuple[list[dict[str, bytes]], list[Wanted]]:
         """The same of an operation that goes by indices, which are of another kind in every call."""
@@ -292,9 +294,11 @@ class Run:
         return add_up(result, load, NumpyArrays(), magnitude=not allowed.exact, spread=not allowed.exact), allowed
 
     def _wanted(self, rank: int, sums: Sums, allowed: Deviation, load: Callable[[Factor], Array]) -> Wanted:
+        """What epilogues make of a sum, and what they hand out beside it."""
         arrays = NumpyArrays()
-        found = finish(self.spec, sums, allowed, extras_of(self.spec, rank, load, arrays), arrays)
-        return Wanted(found.value, found.room)
+        given = (self.spec, sums, allowed, extras_of(self.spec, rank, load, arrays), arrays)
+        found, others = finish(*given), zip(self.spec.aside, aside(*given), strict=True)
+        return Wanted(found.value, found.room, beside=tuple(Wanted(o.value, o.room, each.name) for each, o in others))
 
     def _drawn(self, operand: Operand, exact: bool) -> list[tuple[Array, bytes]]:
         """An operand of every rank and its memory: of an extra one that all hold, the same."""

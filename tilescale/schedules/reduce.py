@@ -134,7 +134,7 @@ class SumPlan:
             for chunk in self.geo.chunks(owner):
                 steps: list[Step] = [Wait(self.result(owner, chunk), signallers)]
                 if chunk.rows:
-                    steps.append(Copy(self.geo.result(owner, chunk), self.geo.output(self.rank, chunk)))
+                    steps += self.geo.fetched(self.rank, owner, chunk)
                 found.append(steps)
         return found
 

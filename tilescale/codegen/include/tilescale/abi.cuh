@@ -39,7 +39,8 @@ enum RaggedTask : u32 {
 struct Step {
   u32 kind;
   u32 id;          // number of the step in the plan of this rank
-  u32 source;      // copy, source: pointer slot read; signal: rank signalled; gemm: first tensor map of A, or of what is sent
+  u32 source;      // copy, source: pointer slot read; signal: rank signalled; gemm: first tensor map of A, or of what is sent;
+                   // sum: pointer slot of what its epilogue hands out besides, from target_offset on
   u32 target;      // copy, sum: pointer slot written; gemm: pointer slot of the output; reserve, pace: number of the lane
   u32 counter;     // signal, wait: the counter. copy, source, reserve, sum on its way: rank that sends. gemm: shard of the
                    // output in its map
