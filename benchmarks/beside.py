@@ -22,6 +22,7 @@ import common
 
 import tilescale as ts
 from tilescale.costmodel import memo
+from tilescale.errors import RunnerError
 from tilescale.runtime.baselines import names_for
 from tilescale.runtime.gpu_runner import GpuRunner
 from tilescale.runtime.links import LinkProbe
@@ -49,15 +50,19 @@ FORESEEING, AHEAD = 2, 24  # processes, each of which starts more; schedules who
 MACHINE = "8xH200-NVSwitch"  # that the scale model stands for
 COLUMNS = 4096  # bfloat16: 8 KB a row
 MESSAGES = (1, 4, 16, 64)  # rows
+SIZES = {"64 KB": 8, "256 KB": 32, "1 MB": 128, "4 MB": 512, "16 MB": 2048, "64 MB": 8192}  # rows of a whole tensor
+MOVES = {"all_gather": (ts.FullRow, ts.Replicate), "reduce_scatter": (ts.Partial, ts.FullRow),
+         "all_reduce": (ts.Partial, ts.Replicate)}  # operations that torch's symmetric memory has on ranks that share a GPU
 BOUND = "compute_only"  # no peer: what no overlap can beat
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table: what it is called, and what is tuned."""
+    """A line of a table: what it is called, what is tuned, and how often it is timed."""
 
     label: str
     spec: Spec
+    bounds: Bounds = BOUNDS
 
 
 def layers(op: str, ranks: int, kind: str = "shared_gpu", partial_dtype: str | None = None) -> list[Row]:
@@ -79,7 +84,6 @@ class Table:
     name: str
     rows: Sequence[Row]
     extra: Mapping[str, Any] = field(default_factory=dict)
-    bounds: Bounds = BOUNDS
     finish: Callable[[dict[str, Any]], None] = lambda row: None
     before: Callable[[ts.Topology], dict[str, Any]] = lambda topology: {}
     beside: tuple[str, ...] = (BOUND,)
@@ -96,9 +100,22 @@ def all_reduce_small(ranks: Sequence[int]) -> Table:
     for count, size in product(ranks, MESSAGES):
         tensor = ts.Tensor((size, COLUMNS), "bfloat16", ts.Partial)
         spec = ts.redistribute(tensor, to=ts.Replicate, topology=ts.Topology.shared_gpu(count))
-        rows.append(Row(f"all_reduce {size * 8} KB ranks={count}", spec))
-    return Table("all_reduce_small", rows, {"calls_a_sample": SMALL_BOUNDS.calls}, SMALL_BOUNDS,
+        rows.append(Row(f"all_reduce {size * 8} KB ranks={count}", spec, SMALL_BOUNDS))
+    return Table("all_reduce_small", rows, {"calls_a_sample": SMALL_BOUNDS.calls},
                  finish=_in_round_trips, before=_round_trip, beside=("unfused",))
+
+
+def family(ranks: Sequence[int], ops: Sequence[str] = tuple(MOVES), sizes: Sequence[str] = tuple(SIZES),
+           placements: Sequence[str] = ("ordinary",)) -> Table:
+    """Data that moves or is summed, of 64 KB to 64 MB (the whole tensor: what is gathered, what each rank adds), against
+    torch's symmetric memory. Its all_to_all is left out: it needs NVSHMEM, which this memory does without."""
+    rows = []
+    for count, op, size, placement in product(ranks, ops, sizes, placements):
+        tensor = ts.Tensor((SIZES[size], COLUMNS), "bfloat16", MOVES[op][0])
+        spec = ts.redistribute(tensor, to=MOVES[op][1], topology=ts.Topology.shared_gpu(count), inputs=placement)
+        bounds = SMALL_BOUNDS if SIZES[size] <= SIZES["4 MB"] else BOUNDS
+        rows.append(Row(f"{op} {size} ranks={count}" + " symmetric" * (placement == "symmetric"), spec, bounds))
+    return Table("family", rows, beside=("unfused",))
 
 
 def _round_trip(topology: ts.Topology) -> dict[str, Any]:
@@ -125,6 +142,7 @@ def overlap(ranks: Sequence[int]) -> Table:
 
 TABLES: dict[str, Callable[[Sequence[int]], Table]] = {
     **{f"fused_{op}": partial(fused, op) for op in SHAPES}, "all_reduce_small": all_reduce_small, "overlap": overlap,
+    "family": family,
 }
 
 
@@ -152,9 +170,9 @@ def run(tables: Sequence[Table], given: argparse.Namespace) -> None:
             and row.label not in written[table.name].done]
     with ProcessPoolExecutor(FORESEEING) as pool:
         foreseen = {row: pool.submit(_foresee, row.spec) for _, row in todo}
-        kinds = dict.fromkeys((row.spec.topology, table.bounds) for table, row in todo)
+        kinds = dict.fromkeys((row.spec.topology, row.bounds) for _, row in todo)
         for topology, bounds in kinds:
-            mine = [(table, row) for table, row in todo if (row.spec.topology, table.bounds) == (topology, bounds)]
+            mine = [(table, row) for table, row in todo if (row.spec.topology, row.bounds) == (topology, bounds)]
             if time.monotonic() - began > given.limit:
                 break
             known = {name: _known(table, topology) for name, table in {table.name: table for table, _ in mine}.items()}
@@ -240,15 +258,18 @@ def _measured(runner: GpuRunner, table: Table, row: Row, given: argparse.Namespa
     best = min(finalists, key=lambda schedule: statistics.median(times[schedule.digest]))
     peers = {name: _slowest(rounds, name) for name in able}
     medians = {name: statistics.median(samples) for name, samples in peers.items()}
-    peer = min((name for name in medians if name not in table.beside), key=medians.__getitem__)
+    not_run = {name: timing.message for name, timing in
+               (runner.baselines(row.spec, lacking) if lacking else {}).items()}
+    peer = min((name for name in medians if name not in table.beside), key=medians.__getitem__, default=None)
+    if peer is None:
+        raise RunnerError("a row has a peer that runs", not_run, "see what each of them says")
     ours = statistics.median(times[best.digest])
     return {
         "label": row.label, "workload": row.spec.label, "source": runner.source, "schedule": best.label,
         "digest": best.digest, "candidates": len(tuned.rows), "ours_us": round(ours, 2), "peer": peer,
         "theirs_us": round(medians[peer], 2), "ratio": round(medians[peer] / ours, 4),
         "peers_us": {name: round(value, 2) for name, value in medians.items()},
-        "not_run": {name: timing.message for name, timing in
-                    (runner.baselines(row.spec, lacking) if lacking else {}).items()},
+        "not_run": not_run,
         "tried_us": {trial.schedule.label: trial.value_us and round(trial.value_us, 1) for trial in tuned.rows},
         "samples_ours_us": times[best.digest], "samples_theirs_us": peers[peer],
     }
