@@ -7,7 +7,6 @@ behind barriers on the GPU, on random data. The ratio of a row is the fastest pe
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import common
+from written import Written
 
 import tilescale as ts
 from tilescale.costmodel import memo
@@ -164,10 +164,11 @@ def run(tables: Sequence[Table], given: argparse.Namespace) -> None:
     found again by a second run of the same sources; a row that fails is written with its error, and the next one begins.
     What the cost model expects, and the kernels that it ranks first, are made ahead while the ranks measure."""
     began = time.monotonic()
-    written = {table.name: _Written(table, _path(given, table, len(tables))) for table in tables}
+    written = {table.name: Written(_path(given, table, len(tables)), {**common.header(table.name), **table.extra})
+               for table in tables}
     todo = [(table, row) for table in tables for row in table.rows
             if any(text in row.label for text in given.only) and row.spec.world in given.ranks
-            and row.label not in written[table.name].done]
+            and (row.label,) not in written[table.name].done]
     with ProcessPoolExecutor(FORESEEING) as pool:
         foreseen = {row: pool.submit(_foresee, row.spec) for _, row in todo}
         kinds = dict.fromkeys((row.spec.topology, row.bounds) for _, row in todo)
@@ -181,7 +182,9 @@ def run(tables: Sequence[Table], given: argparse.Namespace) -> None:
                 for table, row in mine:
                     if time.monotonic() - began < given.limit:
                         runner.prefetch(row.spec, foreseen[row].result())
-                        written[table.name].add(_tried(runner, table, row, given, known[table.name]))
+                        found = _tried(runner, table, row, given, known[table.name])
+                        written[table.name].add(found)
+                        _print(found)
         for future in foreseen.values():
             future.cancel()
 
@@ -192,30 +195,6 @@ def _path(given: argparse.Namespace, table: Table, tables: int) -> Path:
         return output
     output.mkdir(parents=True, exist_ok=True)
     return output / f"{table.name}.json"
-
-
-class _Written:
-    """The file of a table. Every row names the sources it was measured with: those of the same ones are kept and not
-    measured again, others only until they are."""
-
-    def __init__(self, table: Table, path: Path) -> None:
-        self._path, self._head = path, {**common.header(table.name), **table.extra}
-        before = json.loads(path.read_text())["rows"] if path.exists() else []
-        self._rows: list[dict[str, Any]] = [row for row in before if "ratio" in row]
-
-    @property
-    def done(self) -> set[str]:
-        return {row["label"] for row in self._rows if row["sources"] == self._head["version"]}
-
-    def add(self, row: dict[str, Any]) -> None:
-        row["sources"] = self._head["version"]
-        if "ratio" in row or all(row["label"] != other["label"] for other in self._rows):
-            self._rows = [other for other in self._rows if other["label"] != row["label"]] + [row]
-        result = {**self._head, **summary(self._rows), "rows": self._rows}
-        aside = self._path.with_suffix(".new")
-        aside.write_text(json.dumps(result, indent=1) + "\n")
-        aside.replace(self._path)
-        _print(row)
 
 
 def _foresee(spec: Spec) -> tuple[Schedule, ...]:
@@ -278,12 +257,6 @@ def _measured(runner: GpuRunner, table: Table, row: Row, given: argparse.Namespa
 def _slowest(rounds: Sequence[Mapping[str, Samples]], name: str) -> list[float]:
     """The slowest rank's time of every sample."""
     return [round(max(call), 2) for each in rounds for call in zip(*each[name], strict=True)]
-
-
-def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    ratios = [row["ratio"] for row in rows if "ratio" in row]
-    return {"geomean_ratio": round(statistics.geometric_mean(ratios), 4) if ratios else None,
-            "min_ratio": min(ratios, default=None)}
 
 
 def _print(row: Mapping[str, Any]) -> None:
