@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -62,6 +63,7 @@ def main() -> None:
     for name in ("stdout", "stderr"):  # a stream that was closed by the caller is None: what is said goes nowhere
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the process ends
+    warnings.showwarning = _warned
     code = _run()
     try:
         sys.stdout.flush()
@@ -70,6 +72,11 @@ def main() -> None:
         with contextlib.suppress(OSError, ValueError):  # or the interpreter tries again at its end
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
+
+
+def _warned(message: Warning | str, *place: object, **more: object) -> None:
+    """A warning as a line: where in the code it was raised tells a user nothing."""
+    say(f"warning: {message}")
 
 
 def _run() -> int | str | None:

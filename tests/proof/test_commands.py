@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from tilescale.runtime import emulate as emulating
 from tilescale.runtime import replay_file
 from tilescale.schedules import lower as lowering
 from tilescale.schedules.plan import Plan, Signal
+from tilescale.schedules.space import space
+from tilescale.tuner.recipe import read
 
 ROOT = Path(__file__).parents[2]
 RECIPE = str(ROOT / "recipes" / "all_gather" / "activations.toml")
@@ -130,6 +133,36 @@ def test_a_damaged_replay_file_is_wrong_usage(tilescale: Any, tmp_path: Path, da
     done = tilescale("emulate", "--replay", "damaged.json")
     assert done.exit_code == 2, done.output
     assert "damaged.json is a replay file" in done.output
+
+
+def test_a_replay_file_with_conditions_that_no_run_has_is_wrong_usage(tilescale: Any) -> None:
+    spec = read(RECIPE).specs["decode_64x8192"]
+    emulation = emulating.Emulation(False, "", "", "lazy", 0, 1)
+    conditions = emulating.Conditions(late_rank=99)
+    path = replay_file.write(Path(), spec, next(iter(space(spec))), emulation, conditions)
+    done = tilescale("emulate", "--replay", str(path))
+    assert done.exit_code == 2, done.output
+    assert done.output.count("\n") == 1
+    assert f"--replay: replay file {path}: late_rank of a run is an integer from -1 to 3; got: 99" in done.output
+
+
+def test_a_folder_for_proofs_that_cannot_be_written_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(sys, "argv", ["tilescale", "verify", RECIPE, "--limit", "4"])
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # the command sets another
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        with pytest.raises(SystemExit) as ended:
+            main()
+    said = capsys.readouterr()
+    assert ended.value.code == 0
+    assert "4 of 4 schedules proved" in said.out
+    folder = tmp_path / "file" / "tilescale" / "proofs"
+    assert said.err == (f"warning: proofs are not kept in {folder}: Not a directory; set XDG_CACHE_HOME to a folder that "
+                        "can be written, or use --no-cache\n")
 
 
 def test_a_replay_takes_all_from_its_file(tilescale: Any) -> None:
