@@ -16,6 +16,7 @@ import typer
 
 from tilescale.commands import bench, bundle, emit, explain, model, prove, report, space, topology, tune
 from tilescale.commands.output import FAILED, INTERRUPTED, PIPE, of_system, say, show
+from tilescale.errors import printable
 
 app = typer.Typer(
     name="tilescale",
@@ -63,8 +64,9 @@ def main() -> None:
     for name in ("stdout", "stderr"):  # a stream that was closed by the caller is None: what is said goes nowhere
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the process ends
-    warnings.showwarning = _warned
-    code = _run()
+    with warnings.catch_warnings():
+        warnings.showwarning = _warned
+        code = _run()
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -76,7 +78,7 @@ def main() -> None:
 
 def _warned(message: Warning | str, *place: object, **more: object) -> None:
     """A warning as a line: where in the code it was raised tells a user nothing."""
-    say(f"warning: {message}")
+    say(f"warning: {printable(str(message))}")
 
 
 def _run() -> int | str | None:

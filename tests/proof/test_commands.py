@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from tilescale.cli import app, main
 from tilescale.codegen import rules
-from tilescale.commands import prove
+from tilescale.commands import bar, prove
 from tilescale.runtime import emulate as emulating
 from tilescale.runtime import replay_file
 from tilescale.schedules import lower as lowering
@@ -163,6 +163,37 @@ def test_a_folder_for_proofs_that_cannot_be_written_is_one_line(
     folder = tmp_path / "file" / "tilescale" / "proofs"
     assert said.err == (f"warning: proofs are not kept in {folder}: Not a directory; set XDG_CACHE_HOME to a folder that "
                         "can be written, or use --no-cache\n")
+
+
+def test_progress_of_emulation_counts_runs(tilescale: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bar, "LINE_EVERY_S", 0.0)
+    emulation = emulating.Emulation(True, "right", "", "lazy", 0, 1)
+    monkeypatch.setattr(emulating, "emulate", lambda *arguments, **options: emulation)
+    done = tilescale("emulate", RECIPE, "-w", "decode_64x8192", "--limit", "2", "--seeds", "3")
+    assert done.exit_code == 0, done.output
+    lines = [line for line in done.stderr.splitlines() if line.startswith("runs of")]
+    assert lines[0] == "runs of decode_64x8192: 0 of 6, time left unknown, schedule 1 of 2, seed 0"
+    assert [line.split(",")[0] for line in lines] == [f"runs of decode_64x8192: {done} of 6" for done in range(7)]
+    assert lines[5].endswith("schedule 2 of 2, seed 2")
+
+
+STEERING = "a\x1b[2J\nb\u202e"  # clears a terminal, begins a line, turns what follows around
+
+
+@pytest.mark.parametrize("words", [
+    ("space",), ("verify", "--limit", "1", "--no-cache"), ("verify", "--worlds", "2", "--limit", "1", "--no-cache"),
+    ("verify", "-w", STEERING, "--limit", "1", "--no-cache"), ("emulate", "--limit", "1"), ("explain",),
+    ("emit", "-w", "nothing"), ("verify", "-w", f"{STEERING}?"), ("tune", "--trials", "1", "--db", "x.db")])
+def test_what_a_terminal_acts_on_is_printed_as_escapes(
+    tilescale: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(bar, "LINE_EVERY_S", 0.0)
+    text = Path(RECIPE).read_text().replace('"decode_64x8192"', json.dumps(STEERING))
+    (tmp_path / "it.toml").write_text(text)
+    done = tilescale(words[0], "it.toml", *words[1:])
+    for line in done.output.splitlines():
+        assert line.isprintable(), line
+    assert "a\\x1b[2J\\nb\\u202e" in done.output, done.output
 
 
 def test_a_replay_takes_all_from_its_file(tilescale: Any) -> None:

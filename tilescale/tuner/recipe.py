@@ -9,7 +9,7 @@
     [tune]                     # optional: trials, seconds, seed, strategy
     [export]                   # optional: dir, relative to the recipe
 
-Tensors are tables: shape, dtype, view and order.
+Tensors are tables: shape, dtype, view and order. What cannot be printed of a name or a title is written as escapes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilescale.errors import RecipeError, TilescaleError, nearest
+from tilescale.errors import RecipeError, TilescaleError, nearest, printable
 from tilescale.schedules.knob import Value, check_restriction
 from tilescale.spec.op import (
     Spec,
@@ -127,7 +127,7 @@ def parse(data: Mapping[str, Any], path: Path) -> Recipe:
     topology = topology_of(_table(data.get("topology"), "[topology]"), path.parent)
     workloads: dict[str, Spec] = {}
     for number, entry in enumerate(_tables(data.get("workload"))):
-        name = _text(entry.get("name", f"workload{number}"), "name of a workload")
+        name = printable(_text(entry.get("name", f"workload{number}"), "name of a workload"))
         if name in workloads:
             raise RecipeError("names of workloads are different", repr(name), "rename one")
         workloads[name] = _within(f"workload {name!r}", workload_of, entry, topology)
@@ -135,7 +135,7 @@ def parse(data: Mapping[str, Any], path: Path) -> Recipe:
     export = _table(data.get("export", {}), "[export]")
     _known(export, ("dir",), "[export]")
     folder = path.parent / _text(export["dir"], "[export] dir") if "dir" in export else None
-    title = _text(data.get("title", path.stem), "title")
+    title = printable(_text(data.get("title", path.stem), "title"))
     return Recipe(path, title, tuple(workloads.items()), restrict, _tuning(data.get("tune", {})), folder)
 
 
