@@ -96,7 +96,7 @@ class RepeatRank(GpuRank):
         work, driver, stream = self._workload(race), self._device.driver, self._device.stream
         (timed,) = self._enter(race, work, {})
         assert isinstance(timed, ProgramContestant)
-        timed.verify()
+        self._verified(timed, {})
         started = time.perf_counter()
         found = repeated(self._device.torch, work, timed.enqueue, lambda: driver.synchronize(stream), self._hold(race))
         us = (time.perf_counter() - started) * 1e6 / (CALLS * len(TIMED_CALLS))
