@@ -93,8 +93,8 @@ SPANNING = Schedule(overlap="fused", compute="generated", chunk_rows=64, num_com
                     block_k=64, num_stages=3, raster_group=8)
 
 
-@pytest.mark.parametrize("rows, ranks, span", [(512, 8, 2), (128, 8, 8), (256, 4, 2), (128, 2, 2), (192, 3, 1), (1024, 8, 1),
-                                               (520, 8, 1)])
+@pytest.mark.parametrize("rows, ranks, span", [
+    (512, 8, 2), (128, 8, 8), (256, 4, 2), (128, 2, 2), (192, 3, 1), (1024, 8, 1), (520, 8, 1)])
 def test_a_tile_takes_several_shards_where_they_have_fewer_rows(rows: int, ranks: int, span: int) -> None:
     spec = ag_gemm((rows, 128 * ranks, 128), ranks)
     assert spanned(spec, SPANNING) == span
@@ -124,4 +124,5 @@ def _before_own(step: Step) -> Step | None:
 
 def test_the_own_shard_is_waited_for_where_a_tile_spans_it() -> None:
     found = verify(changed(lower(ag_gemm((512, 1024, 128), 8), SPANNING), _before_own), cache=None).counterexample
-    assert found is not None and found.rule == "race"
+    assert found is not None
+    assert found.rule == "race"
