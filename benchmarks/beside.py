@@ -234,7 +234,8 @@ def _tried(runner: GpuRunner, table: Table, row: Row, given: argparse.Namespace,
         found = {**_measured(runner, table, row, given), **known}
         table.finish(found)
     except Exception as error:  # noqa: BLE001 - a row of its own, with what went wrong
-        found = {"label": row.label, "workload": row.spec.label, "error": "".join(traceback.format_exception(error))[-2000:]}
+        told = "".join(traceback.format_exception(error))[-2000:]
+        found = {"label": row.label, "workload": row.spec.label, "error": told}
     found["took_s"] = round(time.monotonic() - began, 1)
     return found
 

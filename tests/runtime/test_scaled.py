@@ -119,4 +119,5 @@ def test_tiles_that_span_shards_do_so_in_the_stand_in() -> None:
     wide = replace(FUSED, chunk_rows=64, block_m=128, depth=1, num_comm_blocks=2)
     for schedule in (wide, replace(wide, overlap="none", chunk_rows=0)):
         found = scaled(spec, schedule)
-        assert found.shrunk and spanned(found.spec, found.schedule) == spanned(spec, schedule) > 1
+        assert found.shrunk
+        assert spanned(found.spec, found.schedule) == spanned(spec, schedule) > 1

@@ -93,7 +93,7 @@ SPANNING = Schedule(overlap="fused", compute="generated", chunk_rows=64, num_com
                     block_k=64, num_stages=3, raster_group=8)
 
 
-@pytest.mark.parametrize("rows, ranks, span", [
+@pytest.mark.parametrize(("rows", "ranks", "span"), [
     (512, 8, 2), (128, 8, 8), (256, 4, 2), (128, 2, 2), (192, 3, 1), (1024, 8, 1), (520, 8, 1)])
 def test_a_tile_takes_several_shards_where_they_have_fewer_rows(rows: int, ranks: int, span: int) -> None:
     spec = ag_gemm((rows, 128 * ranks, 128), ranks)
