@@ -41,6 +41,8 @@ CASES: dict[str, tuple[Spec, Schedule]] = {
         algorithm="one_shot", num_comm_blocks=4, compute="generated", protocol="ll")),
     "sum_normalised": (reduction(then=("residual_rmsnorm",)), Schedule(
         algorithm="one_shot", overlap="none", num_comm_blocks=4, compute="generated")),
+    "sum_normalised_and_kept": (reduction(then=("add_rmsnorm",)), Schedule(
+        algorithm="two_shot", overlap="none", num_comm_blocks=4, compute="generated")),
 }
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -43,6 +44,8 @@ def specs(world):
     yield ag_gemm((2 * world, 8 * world, 32), world, then=("bias", "accumulate"))
     yield gemm_rs((5, 24, 32 * world), world, then=("bias",))
     yield reduction((2 * world + 1, 24), world, to=ts.FullRow, then=("accumulate",))
+    yield from (reduction((5, 24), world, to=to, then=("add_rmsnorm",)) for to in (ts.FullRow, ts.Replicate))
+    yield gemm_rs((5, 24, 32 * world), world, out="Replicate", then=("add_rmsnorm",), out_dtype="float32")
     yield from (all_gather((rows, 24), world) for rows in (1, 2 * world, 2 * world + 1))
     yield ag_gemm((2 * world + 1, 8 * world, 24), world)
     yield from exchanges(world)
@@ -105,7 +108,17 @@ def expected(spec, rank, world):
     whole = addends[rank] if spec.local else sum(addends)
     offset, shape = (at(rank, world) for at in (spec.output.local_offset, spec.output.local_shape))
     part = whole[tuple(slice(first, first + size) for first, size in zip(offset, shape, strict=True))]
+    if spec.aside:
+        return normalised(spec, part, by_rank[rank])[0]
     return added(spec, part, by_rank[rank]).to(getattr(torch, spec.output.dtype))
+
+
+def normalised(spec, value, inputs):
+    """x + residual, normalised in fp32, and itself."""
+    y = (value + inputs[-2].double()).float()
+    dtype = getattr(torch, spec.output.dtype)
+    by = 1.0 / torch.sqrt((y * y).mean(-1, keepdim=True) + 2.0**-20)
+    return (y * by * inputs[-1].float()).to(dtype), y.to(dtype)
 
 
 def added(spec, value, inputs):
@@ -121,9 +134,22 @@ def several(run, inputs, wanted):
             torch.equal(torch.cat(made, 1), wanted), torch.equal(out, wanted) and torch.equal(torch.cat(parts, 1), wanted)]
 
 
-def both(spec, run, inputs, wanted, world):
-    """The two outputs of a product that returns what it gathers, with and without `out`."""
-    whole = torch.cat([local_inputs(spec, each)[0] for each in range(world)])
+def beside(spec, rank, world):
+    """The second output: what is gathered, or the sum behind its residual."""
+    if not spec.aside:
+        return torch.cat([local_inputs(spec, each)[0] for each in range(world)])
+    plain = replace(spec, then=("accumulate",))
+    parts = [local_inputs(spec, each) for each in range(world)]
+    multiplies = spec.operation.compute == "gemm"
+    whole = sum(inputs[0].double() @ inputs[1].double() if multiplies else inputs[0].double() for inputs in parts)
+    offset, shape = (at(rank, world) for at in (plain.output.local_offset, plain.output.local_shape))
+    part = whole[tuple(slice(first, first + size) for first, size in zip(offset, shape, strict=True))]
+    return normalised(spec, part, parts[rank])[1]
+
+
+def both(spec, run, inputs, wanted, rank, world):
+    """The two outputs of a call, with and without `out`."""
+    whole = beside(spec, rank, world)
     out = (torch.full_like(wanted, 77), torch.full_like(whole, 77))
     assert run(*inputs, out=out) is out
     empty = run.empty_outputs([value.to("meta") for value in inputs])
@@ -142,7 +168,7 @@ def right(rank, world):
             found[f"{spec.label} of several B"] = several(run, inputs, wanted)
             continue
         if len(spec.outputs) > 1:
-            found[f"{spec.label} and what is gathered"] = both(spec, run, inputs, wanted, world)
+            found[f"{spec.label} {spec.output.view.label} and another"] = both(spec, run, inputs, wanted, rank, world)
             continue
         out = torch.full_like(wanted, 77)
         assert run(*inputs, out=out) is out
@@ -153,6 +179,27 @@ def right(rank, world):
         found[f"{spec.label} {spec.output.view.label} {[tensor.order for tensor in spec.inputs]}"] = [
             torch.equal(run(*inputs[:count], **by_name), wanted), torch.equal(out, wanted), kept,
             tuple(empty.shape) == tuple(wanted.shape) and empty.dtype == wanted.dtype]
+    return found
+
+
+def compiled(rank, world):
+    """torch.compile(fullgraph=True) of a call with two outputs, made and as `out`."""
+    from tilescale.deploy import torch_ops
+
+    spec = reduction((5, 24), world, to=ts.FullRow, then=("add_rmsnorm",))
+    run, inputs = operation(spec, rank, world), local_inputs(spec, rank)
+    run.key = torch_ops.enrol(run, run.name)
+    wanted = (expected(spec, rank, world), beside(spec, rank, world))
+
+    def model(x, residual, gamma, out):
+        first, second = run(x, residual=residual, gamma=gamma) if out is None else run(x, residual, gamma, out=out)
+        return first + 0, second + 0
+
+    found = []
+    for out in (None, tuple(torch.full_like(each, 77) for each in wanted)):
+        result = torch.compile(model, fullgraph=True, backend="aot_eager")(*inputs, out)
+        found += [torch.equal(a, b) for a, b in zip(result, wanted, strict=True)]
+        found += [torch.equal(a, b) for a, b in zip(out or (), wanted, strict=out is not None)]
     return found
 
 

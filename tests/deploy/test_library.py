@@ -23,8 +23,13 @@ def run(case, tmp_path, world=3):
 
 def test_every_operation_is_right_rounded_once_and_leaves_its_inputs(tmp_path):
     for found in run("right", tmp_path):
-        assert len(found) == 37
+        assert len(found) == 40
         assert {name: values for name, values in found.items() if values != [True] * 4} == {}
+
+
+def test_calls_with_several_outputs_are_compiled_whole(tmp_path):
+    for found in run("compiled", tmp_path, world=2):
+        assert found == [True] * 6
 
 
 def test_a6_strided_inputs_give_what_contiguous_copies_give(tmp_path):

@@ -92,6 +92,25 @@ def test_out_is_the_shard_of_the_rank(monkeypatch):
     assert len(prepared.calls) == 2
 
 
+def test_what_an_epilogue_hands_out_besides_is_returned_behind_the_result(monkeypatch):
+    monkeypatch.setattr(tensors, "address_of", lambda value, name: value.data_ptr())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=7))
+    operation, prepared = tuned(reduction((9, 48), ranks=4, to=ts.FullRow, then=("add_rmsnorm",)), rank=2)
+    assert operation.names == ("a", "residual", "gamma")
+    given = [empty(9, 48), empty(3, 48), empty(48)]
+    out, added = operation(*given)
+    assert [tuple(each.shape) for each in (out, added)] == [(3, 48)] * 2
+    assert [prepared.calls[0][name] for name in ("out", "added")] == [out.data_ptr(), added.data_ptr()]
+    into = (empty(3, 48), empty(3, 48))
+    assert operation(given[0], residual=given[1], gamma=given[2], out=into) is into
+    assert [prepared.calls[1][name] for name in ("out", "added")] == [each.data_ptr() for each in into]
+    assert [tuple(each.shape) for each in operation.empty_outputs([value.to("meta") for value in given])] == [(3, 48)] * 2
+    with pytest.raises(BundleError, match="out is out, added; got: 1 tensors; pass them all"):
+        operation(*given, out=into[0])
+    with pytest.raises(BundleError, match=r"added has the shape it was tuned for: \(3, 48\)"):
+        operation(*given, out=(into[0], empty(9, 48)))
+
+
 def test_operands_beside_the_inputs_follow_them_or_come_by_name():
     operation, _ = tuned(reduction((16, 24), then=("bias", "accumulate")))
     assert operation.names == ("a", "bias", "addend")

@@ -1,4 +1,4 @@
-"""Changes of packets, and of ragged steps."""
+"""Changes of packets, of sums that hand out more, and of ragged steps."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tilescale.schedules.plan import (
     Signal,
     Step,
     Sum,
+    SumAside,
     SumPackets,
 )
 
@@ -65,6 +66,29 @@ def _read_plainly(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
     step = steps[at]
     assert isinstance(step, SumPackets)
     return put(steps, at, Sum(step.srcs, step.dst, step.element, step.out, step.extras, step.then))
+
+
+# -- sums that hand out more -------------------------------------------------------------------------------------------
+@kind("what is handed out besides left out", SumAside)
+def _aside_left_out(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, SumAside)
+    return put(steps, at, Sum(step.srcs, step.dst, step.element, step.out, step.extras, step.then))
+
+
+@kind("what is handed out besides in the place of the result", SumAside)
+def _aside_exchanged(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, SumAside)
+    return put(steps, at, replace(step, dst=step.aside[0], aside=(step.dst,)))
+
+
+@kind("what is handed out besides of other rows", SumAside)
+def _aside_of_other_rows(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    step = steps[at]
+    assert isinstance(step, SumAside)
+    moved = shifted(plan, step.aside[0], plan.goal.output_row_bytes)
+    return None if moved is None else put(steps, at, replace(step, aside=(moved,)))
 
 
 @kind("signal beside packets", PacketStep)

@@ -104,6 +104,8 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
     "odd columns of floats": (
         ag_gemm((144, 302, 72), 2, out_dtype="float32", on=_ON), replace(FUSED, overlap="chunked", num_comm_blocks=2)),
     "product": (gemm_rs((304, 304, 816), 2, out="Partial", on=_ON), LOCAL),
+    "tall tiles": (  # whose warpgroups wait for their own products
+        gemm_rs((304, 304, 816), 2, out="Partial", on=_ON), replace(LOCAL, block_m=256, num_stages=3)),
     "product in clusters": (
         gemm_rs((304, 304, 816), 2, out="Partial", on=_ON), replace(LOCAL, block_m=128, cluster_m=2)),
     "product in clusters, col": (
@@ -140,6 +142,8 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
     "summed, then bias and addend": (
         reduction((75, 77), 2, on=_ON, then=("bias", "accumulate")), replace(_COPY, **TWO_SHOT, **PLAIN)),
     "normalised": (reduction((37, 136), 2, on=_ON, then=("residual_rmsnorm",)), replace(_COPY, **ONE_SHOT, **PLAIN)),
+    "normalised, and the sum": (
+        reduction((150, 40), 2, on=_ON, then=("add_rmsnorm",)), replace(_COPY, **TWO_SHOT, chunk_rows=64)),
     "normalised, handed out": (
         reduction((75, 77), 2, on=_ON, then=("residual_rmsnorm",)), replace(_COPY, **TWO_SHOT, **PLAIN)),
 }

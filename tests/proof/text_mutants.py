@@ -165,7 +165,7 @@ def _statements(text: str, names: str) -> Iterator[tuple[str, int, int]]:
 
 
 # Schedules that execute a function, by header; "": its other functions.
-_TILES = ("gemm", "row", "fp32 large", "odd columns", "product", "scatter large")
+_TILES = ("gemm", "row", "fp32 large", "odd columns", "product", "scatter large", "tall tiles")
 _STAGED = ("parts", "parts pulled", "product", "fp32 large")
 _FEW = ("few rows", "few rows of odd columns", "few rows of floats")
 _BYTES = ("product of bytes", "few rows of bytes")
@@ -192,8 +192,8 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "": ("copy", "copy behind", "fused pull", "sum handed out", "sum of three", "odd columns", "many steps")},
     "epilogue.cuh": {"": (
         "then bias and silu", "accumulated", "then gelu, shared contraction", "then swiglu", "then swiglu, few rows",
-        "summed, then bias and addend", "normalised", *_THEN_EXPERTS)},
-    "norm.cuh": {"": ("normalised", "normalised, handed out")},
+        "summed, then bias and addend", "normalised", "normalised, and the sum", *_THEN_EXPERTS)},
+    "norm.cuh": {"": ("normalised", "normalised, handed out", "normalised, and the sum")},
     "gemm.cuh": {
         "gemm_producer": ("fused pull", "gemm", "parts", "product"), "load_b": (*_CLUSTERS, "row", "gemm"),
         "load_stage": ("gemm", *_CLUSTERS),

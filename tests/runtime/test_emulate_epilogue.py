@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tilescale.codegen.host.build import INCLUDE
-from tilescale.runtime.emulate import emulate
+from tilescale.runtime.emulate import Run, emulate
+from tilescale.runtime.emulator import run_isolated
+from tilescale.runtime.scaled import scaled
 from tilescale.schedules.lower import lower
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.verify import verify
@@ -71,6 +73,24 @@ CASES: dict[str, tuple[Spec, Schedule]] = {
                                            replace(COPY, algorithm="one_shot")),
     "reduce_scatter normalised": (summed(FullRow, "residual_rmsnorm", ranks=4), COPY),
     "reduce_scatter": (summed(FullRow, "bias", "accumulate", ranks=3), COPY),
+    "gemm_ar, both": (product("gemm_ar", "add_rmsnorm", ranks=3), replace(FUSED, algorithm="two_shot")),
+    "gemm_ar, both everywhere": (product("gemm_ar", "add_rmsnorm", out_dtype="float32"),
+                                 replace(FUSED, algorithm="one_shot")),
+    "gemm_ar, both on eight": (product("gemm_ar", "add_rmsnorm", ranks=8, rows=16, columns=16),
+                               replace(FUSED, overlap="chunked", algorithm="two_shot")),
+    "gemm_rs, both": (product("gemm_rs", "add_rmsnorm", ranks=3), replace(FUSED, direction="pull", num_comm_blocks=0)),
+    "gemm_rs, both of scattered parts": (product("gemm_rs", "add_rmsnorm", ranks=4, rows=30), replace(
+        FUSED, algorithm="scatter", num_comm_blocks=0)),
+    "gemm_rs, both behind the library": (product("gemm_rs", "add_rmsnorm"), LIBRARY),
+    "all_reduce, both": (summed(Replicate, "add_rmsnorm", ranks=3), replace(COPY, algorithm="two_shot")),
+    "all_reduce, both pulled": (summed(Replicate, "add_rmsnorm", ranks=4), replace(
+        COPY, algorithm="two_shot", direction="pull")),
+    "all_reduce, both by copy engines": (summed(Replicate, "add_rmsnorm"), replace(
+        COPY, algorithm="two_shot", transport="copy_engine", num_comm_blocks=0)),
+    "all_reduce, both of odd columns": (summed(Replicate, "add_rmsnorm", shape=(5, 77)),
+                                        replace(COPY, algorithm="one_shot")),
+    "reduce_scatter, both": (summed(FullRow, "add_rmsnorm", ranks=4), COPY),
+    "reduce_scatter, both on eight": (summed(FullRow, "add_rmsnorm", ranks=8, shape=(17, 24)), COPY),
 }
 
 
@@ -82,6 +102,16 @@ def test_results_are_right_and_reads_are_declared(name: str) -> None:
     for seed in range(2):
         found = emulate(spec, schedule, seed=seed)
         assert found.ok, found.report
+
+
+def test_a_wrong_sum_beside_the_norm_is_named() -> None:
+    run = Run(scaled(*CASES["reduce_scatter, both"]), 0, "lazy", ())
+    report = run_isolated([run.job])[0]
+    assert run.judge(report) == []
+    node = next(node for node, rank, call, wanted in run.reads if wanted.name == "added" and (rank, call) == (1, 2))
+    report.seen[node] = report.seen[node][:2] + b"\x7f\x7f" + report.seen[node][4:]
+    line, = run.judge(report)
+    assert line.startswith("call 2 rank 1: added[0, 1] is ")
 
 
 EDITS = {

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support import CONTRACTIONS, ag_gemm, contraction, in_blocks
+from support import CONTRACTIONS, ag_gemm, contraction, in_blocks, reduction
 
 from tilescale.errors import RunnerError
 from tilescale.runtime import gpu_baselines, gpu_peers
@@ -15,6 +15,7 @@ from tilescale.runtime.gpu_check import CALLS, Workload, WrongResult, place_on
 from tilescale.schedules.space import space
 from tilescale.spec.op import Spec
 from tilescale.spec.topology import Topology
+from tilescale.spec.views import FullRow, Replicate
 
 SPECS = {name: contraction(name, (32, 64, 96), 4) for name in CONTRACTIONS} | {"blocks": in_blocks(4, (16, 24, 32))}
 
@@ -75,6 +76,29 @@ def test_what_is_gathered_is_checked_beside_the_product() -> None:
             work.check(call)
             tensor[3, 5] += 1
             with pytest.raises(WrongResult, match=r"element \(3, 5\) of gathered"):
+                work.check(call)
+
+
+@pytest.mark.parametrize("to", [Replicate, FullRow], ids=["all_reduce", "reduce_scatter"])
+def test_a_sum_is_checked_beside_its_norm(to: object) -> None:
+    works = works_of(reduction((18, 24), 4, to=to, then=("add_rmsnorm",)))
+    for call in range(CALLS):
+        total = sum(work.calls[call].inputs[0].double() for work in works)
+        for rank, work in enumerate(works):
+            data = work.calls[call]
+            first, rows = work.spec.output.local_offset(rank, 4)[0], data.out.shape[0]
+            y = total[first : first + rows] + data.inputs[1].double()
+            scale = 1.0 / torch.sqrt((y * y).mean(-1, keepdim=True) + 2.0**-20)
+            work.poison()
+            data.out.copy_(y * scale * data.inputs[2].double())
+            (name, tensor, _), = data.beside
+            assert name == "added"
+            with pytest.raises(WrongResult, match="of added is"):
+                work.check(call)
+            tensor.copy_(y)
+            work.check(call)
+            tensor[2, 5] += 4
+            with pytest.raises(WrongResult, match=r"element \(2, 5\) of added"):
                 work.check(call)
 
 

@@ -50,6 +50,20 @@ def test_extra_operands_follow_the_inputs_and_lie_as_the_output_does() -> None:
     assert spec.label == "ag_gemm+bias+accumulate 256x256x256 bfloat16 w4"
 
 
+def test_a_sum_may_be_returned_beside_its_norm() -> None:
+    spec, alone = (product(FullCol, FullRow, FullRow, name) for name in ("add_rmsnorm", "residual_rmsnorm"))
+    assert spec.outputs == (("out", spec.output), ("added", spec.output))
+    assert alone.outputs == (("out", alone.output),)
+    assert spec.extras == alone.extras
+    assert spec.attributes == ()
+    x, extras = RANDOM.standard_normal((4, 24)), [RANDOM.standard_normal((4, 24)), RANDOM.standard_normal(24)]
+    one, other = EPILOGUES["add_rmsnorm"], EPILOGUES["residual_rmsnorm"]
+    assert (one.apply(MATH, x, extras) == other.apply(MATH, x, extras)).all()
+    assert one.aside is not None
+    assert (one.aside.apply(MATH, x, extras) == x + extras[0]).all()
+    assert (one.aside.room(MATH, x, 0.5, extras) >= 0.5).all()
+
+
 def test_swiglu_halves_the_columns() -> None:
     spec = product(FullRow, FullCol, FullCol, "bias", "swiglu", columns=512)
     assert spec.output.shape == (256, 256)
@@ -81,6 +95,8 @@ WRONG: list[tuple[Callable[[], Spec], str]] = [
     (lambda: product(FullRow, FullCol, FullCol, "swiglu", columns=32), "whole blocks of 8 columns"),
     (lambda: product(FullRow, FullCol, FullCol, "residual_rmsnorm"), "follows a sum over ranks"),
     (lambda: product(FullCol, FullRow, Replicate, "residual_rmsnorm", "silu"), "the only epilogue"),
+    (lambda: product(FullRow, FullCol, FullCol, "add_rmsnorm"), "add_rmsnorm follows a sum over ranks"),
+    (lambda: product(FullCol, FullRow, Replicate, "add_rmsnorm", "bias"), "add_rmsnorm is the only epilogue"),
     (lambda: redistribute(Tensor((4, 16, 8), "float32", Partial), Replicate, T4, then=["residual_rmsnorm"]),
      "whole rows of a matrix"),
 ]
@@ -101,7 +117,8 @@ def test_a_sum_that_stays_partial_may_be_accumulated() -> None:
 
 def _extras(epilogue: Epilogue, x: np.ndarray) -> list[np.ndarray]:
     wide = RANDOM.standard_normal(x.shape)
-    count = {"bias": [wide[0]], "accumulate": [wide], "residual_rmsnorm": [wide, wide[0]]}
+    count = {"bias": [wide[0]], "accumulate": [wide], "residual_rmsnorm": [wide, wide[0]],
+             "add_rmsnorm": [wide, wide[0]]}
     return count.get(epilogue.name, [])
 
 

@@ -51,6 +51,7 @@ from tilescale.errors import PlanError
 from tilescale.schedules import tile
 from tilescale.schedules.contracting import BOTH, contraction_size
 from tilescale.schedules.gather import SIGNAL_THREADS
+from tilescale.schedules.geometry import spanned
 from tilescale.schedules.grouped import routed_geometry
 from tilescale.schedules.lower import lower
 from tilescale.schedules.packets import exchanges_packets
@@ -70,6 +71,7 @@ from tilescale.schedules.plan import (
     Signal,
     Step,
     Sum,
+    SumAside,
     Wait,
 )
 from tilescale.schedules.schedule import Schedule
@@ -96,6 +98,7 @@ class _Emitter:
         self.versions = {b.name: b.versions for b in plan.buffers}
         self.totals: tuple[int, ...] = ()
         self.stored = stored_buffer(plan)
+        self.span = spanned(spec, schedule)
 
     def program(self) -> Program:
         plan = self.plan
@@ -217,8 +220,9 @@ class _Emitter:
         if isinstance(step, Sum):
             form = self._sum_form(step)  # who sends is told where the sum is sent
             sender, receiver = (rank, step.dst.rank) if form else (0, 0)
-            return StepRow(KIND_SUM, number, target=self._slot(step.dst, rank), counter=sender, value=receiver,
-                           rows=len(step.srcs), source_offset=self._first_element(rank, step),
+            aside = self._slot(step.aside[0], rank) if isinstance(step, SumAside) else 0
+            return StepRow(KIND_SUM, number, source=aside, target=self._slot(step.dst, rank), counter=sender,
+                           value=receiver, rows=len(step.srcs), source_offset=self._first_element(rank, step),
                            target_offset=step.dst.offset, size=step.srcs[-1].size, peer=form)
         if isinstance(step, Contract):
             return self._segment(rank, step, number)
@@ -229,8 +233,8 @@ class _Emitter:
                 KIND_GEMM, number, source=self._slot(step.a, rank), target=self._slot(step.out, rank), rows=step.m,
                 source_offset=step.a.offset, target_offset=step.out.offset, size=self._slot(step.b, rank), first_tile=tiles,
                 peer=step.out.rank)
-        shard, offset = divmod(step.a.offset, map_bytes(self.plan))
-        out_shard, out_offset = divmod(step.out.offset, out_shard_bytes(self.plan))
+        shard, offset = divmod(step.a.offset, map_bytes(self.plan, self.span))
+        out_shard, out_offset = divmod(step.out.offset, out_shard_bytes(self.plan, self.span))
         return StepRow(
             KIND_GEMM, number, counter=out_shard, per_call=out_offset // self.plan.goal.product_row_bytes,
             source=0 if step.a.buffer == "a" else 1, target=self._slot(step.out, rank),

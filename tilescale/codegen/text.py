@@ -213,11 +213,13 @@ def _multiplying(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer 
         constants |= {"contracts": True, "sent": gathered_operand(spec), "a_turned": spec.inputs[0].order == "col"}
     if schedule.consumers == tile.PINGPONG:
         constants["pingpong"] = True
+    if tile.b_passes(spec, schedule):
+        constants["b_passes"] = True
     if streams(launch):
         constants["stream_k"] = schedule.stream_k
     return constants | {
         "clusters": launch.cluster > 1, "splits": schedule.split_k > 1, "b_row_major": spec.inputs[1].order == "row",
-        "in_flight": tile.sharing(spec, schedule) == 1 and not tile.promotes(spec), "store_staged": staging.staged,
+        "in_flight": tile.in_flight(spec, schedule), "store_staged": staging.staged,
         "store_tensor": staging.staged and stored is not None,
         "store_versions": stored.versions if stored is not None else 1,
         "store_columns": staging.columns, "store_buffers": staging.buffers}

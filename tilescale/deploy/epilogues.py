@@ -29,9 +29,17 @@ class TorchMath:
 
 def finished(torch: Any, spec: Spec, x: Any, extras: Sequence[Any]) -> Any:
     """``x`` (fp32) behind the epilogues of ``spec``, in fp32. ``extras``: tensors of Spec.extras on this rank."""
-    at = len(spec.operation.extras(spec))
+    return both(torch, spec, x, extras)[0]
+
+
+def both(torch: Any, spec: Spec, x: Any, extras: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """The same, and what the epilogues hand out besides: a tensor each of Spec.aside."""
+    at, others = len(spec.operation.extras(spec)), []
     for epilogue in spec.epilogues:
         count = len(epilogue.extras(spec))
-        x = epilogue.apply(TorchMath(torch), x, [extra.to(x.dtype) for extra in extras[at : at + count]])
+        own = [extra.to(x.dtype) for extra in extras[at : at + count]]
+        if epilogue.aside is not None:
+            others.append(epilogue.aside.apply(TorchMath(torch), x, own))
+        x = epilogue.apply(TorchMath(torch), x, own)
         at += count
-    return x
+    return x, others

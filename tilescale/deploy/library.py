@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilescale.deploy.driver import Matrix
-from tilescale.deploy.epilogues import finished
+from tilescale.deploy.epilogues import both
 from tilescale.deploy.exchanging import LibraryExchange
 from tilescale.errors import BundleError, SpecError
 from tilescale.spec.contraction import contracts, gathered_operand, in_blocks
@@ -151,10 +151,11 @@ class Unfused:
         own = declared.local_shape(self._distributed.get_rank(self._group), world)[0]
         return total if rows == own else rows * world
 
-    def __call__(self, inputs: Sequence[Any], out: Any, gathered: Any = None) -> None:
-        """Fill `out` from operands of this rank, and `gathered` with what is gathered before a product. Collective; every
-        rank passes shapes that go together. With epilogues the sum is kept in fp32 until these have been applied, as in
-        the kernels."""
+    def __call__(self, inputs: Sequence[Any], out: Any, *beside: Any) -> None:
+        """Fill `out` from operands of this rank, and `beside` with the others of Spec.outputs. Collective; every rank
+        passes shapes that go together. With epilogues the sum is kept in fp32 until these have been applied, as in the
+        kernels."""
+        gathered = beside[0] if self._spec.operation.beside(self._spec) else None
         if not self._spec.then:
             self._fill(inputs, out, gathered)
             return
@@ -162,7 +163,10 @@ class Unfused:
         columns = inputs[1].shape[1] if self._multiplies else out.shape[-1]
         wide = torch.empty((*out.shape[:-1], columns), dtype=torch.float32, device=out.device)
         self._fill(inputs[: count + len(self._spec.operation.extras(self._spec))], wide, gathered)
-        out.copy_(finished(torch, self._spec, wide, inputs[count:]))
+        made, others = both(torch, self._spec, wide, inputs[count:])
+        out.copy_(made)
+        for target, other in zip(beside[len(beside) - len(others):], others, strict=True):
+            target.copy_(other)
 
     def _fill(self, inputs: Sequence[Any], out: Any, gathered: Any) -> None:
         if self._exchange is not None:

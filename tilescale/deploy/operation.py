@@ -38,8 +38,9 @@ class Serving:
 class Operation:
     """One operation of a bundle on this rank: `out = operation(a, b, out=None)`.
 
-    Where the declaration asks for more, `(out, gathered) = operation(a, b)`, and `out=` is as many tensors. Of several B
-    (side by side in `b`) there is a product each: `(first, second) = operation(a, b)`, columns of what `out=` holds.
+    Where the declaration asks for more, `(out, gathered) = operation(a, b)`, and `out=` is as many tensors; likewise
+    where an epilogue hands out more: `(out, added) = operation(x, residual, gamma)`. Of several B (side by side in `b`)
+    there is a product each: `(first, second) = operation(a, b)`, columns of what `out=` holds.
     Operands beside the inputs follow them, in the order of `names`, or come by name: `operation(a, b, bias=bias)`.
     Takes this rank's tensors as declared (a column-major B also as a Linear's weight, (N, K)), or DTensors placed as
     declared, and returns the like. Shapes that were tuned run the bundle's kernels. For others, and where `reason` says
@@ -108,9 +109,13 @@ class Operation:
 
     def _compiled_several(self, inputs: Sequence[Any], out: Any) -> Any:
         """A call with several outputs, as torch.compile sees it."""
-        if out is not None:
-            raise BundleError("a compiled call with several outputs makes them", "out=", "leave it out")
-        return tuple(self._torch.ops.tilescale.call_several(list(inputs), self.key))
+        calls = self._torch.ops.tilescale
+        if out is None:
+            return tuple(calls.call_several(list(inputs), self.key))
+        if not isinstance(out, tuple | list):
+            raise BundleError(f"out is {self._outputs} tensors", "one", "pass them all, in the order of what is returned")
+        calls.call_several_out(list(inputs), list(out), self.key)
+        return out
 
     def _in_order(self, inputs: Sequence[Any], extras: dict[str, Any]) -> tuple[Any, ...]:
         """All operands in order, where some came by name."""
@@ -217,10 +222,11 @@ class Operation:
         return outs
 
     def _library_shapes(self, library: Unfused, given: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """Local shapes of all outputs; beside the first, of the first operand with the rows of all ranks."""
-        found = [tuple(library.shape([value.shape for value in given], self._world))]
+        """Local shapes of all outputs: of the first, of the first operand with the rows of all ranks where that is returned
+        too, and of the first again for what epilogues hand out besides."""
+        found, spec = tuple(library.shape([value.shape for value in given], self._world)), self._spec
         rows, *rest = given[0].shape
-        return [*found, *((rows * self._world, *rest) for _ in self._spec.outputs[1:])]
+        return [found, *((rows * self._world, *rest) for _ in spec.operation.beside(spec)), *[found] * len(spec.aside)]
 
     def _why(self, inputs: Sequence[Any]) -> str:
         return self.reason or f"local shapes {' '.join(str(tuple(value.shape)) for value in inputs)} were not tuned"

@@ -3,6 +3,7 @@
     tilescale::call(Tensor[] inputs, str key) -> Tensor
     tilescale::call_several(Tensor[] inputs, str key) -> Tensor[]
     tilescale::call_out(Tensor[] inputs, Tensor(a!) out, str key) -> ()
+    tilescale::call_several_out(Tensor[] inputs, Tensor(a!)[] outs, str key) -> ()
 
 `key` names a loaded operation; it is new with every load, so a graph compiled for one bundle is not used for another.
 Importing this module imports torch and defines them.
@@ -72,6 +73,10 @@ def _fake_call_out(inputs: Sequence[Any], out: Any, key: str) -> None:
     return None
 
 
+def _call_several_out(inputs: Sequence[Any], outs: Sequence[Any], key: str) -> None:
+    _find(key).run(inputs, tuple(outs))
+
+
 call = torch.library.custom_op(
     "tilescale::call", _call, mutates_args=(), schema="(Tensor[] inputs, str key) -> Tensor")
 call.register_fake(_fake_call)
@@ -81,3 +86,7 @@ call_several.register_fake(_fake_call_several)
 call_out = torch.library.custom_op(
     "tilescale::call_out", _call_out, mutates_args=("out",), schema="(Tensor[] inputs, Tensor(a!) out, str key) -> ()")
 call_out.register_fake(_fake_call_out)
+call_several_out = torch.library.custom_op(
+    "tilescale::call_several_out", _call_several_out, mutates_args=("outs",),
+    schema="(Tensor[] inputs, Tensor(a!)[] outs, str key) -> ()")
+call_several_out.register_fake(_fake_call_out)

@@ -30,7 +30,6 @@ from tilescale.schedules.plan import (
     Signal,
     Step,
     Sum,
-    SumPackets,
     Wait,
 )
 
@@ -88,9 +87,8 @@ def _declared(step: Step, role: Role, rank: int, number: int, call: int, strides
         return StepLog(call, rank, number, reads=_joined(map(where, rows_of(step.src))),
                        writes=_joined(map(where, rows_of(step.dst))))
     if isinstance(step, Sum):
-        written = (step.dst, *step.others) if isinstance(step, SumPackets) else (step.dst,)
         return StepLog(call, rank, number, reads=_joined(map(where, (*step.srcs, *step.extras))),
-                       writes=_joined(map(where, written)))
+                       writes=_joined(map(where, step.targets)))
     if isinstance(step, Grouped):  # by the ranges that its parts lie in
         reads, writes = step.within[:len(step.reads)], step.within[len(step.reads):]
         return StepLog(call, rank, number, reads=_joined(map(where, reads)), writes=_joined(map(where, writes)))

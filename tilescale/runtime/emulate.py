@@ -27,7 +27,7 @@ from tilescale.runtime.emulator import (
     run_isolated,
     tensor_map,
 )
-from tilescale.runtime.reference import NumpyArrays, Sums, add_up, extras_of, finish, scaled_load
+from tilescale.runtime.reference import NumpyArrays, Sums, add_up, aside, extras_of, finish, scaled_load
 from tilescale.runtime.routed import POISON, Routed, routed
 from tilescale.runtime.routing import TURNS, routing_of
 from tilescale.runtime.scaled import Scaled, scaled
@@ -40,6 +40,7 @@ from tilescale.spec.tensor import ITEMSIZE
 from tilescale.spec.views import ReplicateView
 
 CALLS = 3
+MOST_CALLS = 100  # each has inputs of its own
 TIME_LIMIT_NS = 10**9
 SHOWN = 5
 
@@ -85,6 +86,23 @@ class Conditions:
 USUAL = Conditions()
 
 
+def check_run(spec: Spec, seed: object, adversary: object, conditions: Conditions) -> None:
+    """EmulationError for what no run of `spec` can have."""
+    if adversary is not None and adversary not in ADVERSARIES:
+        raise EmulationError("an adversary is known", repr(adversary), nearest(str(adversary), ADVERSARIES))
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise EmulationError("seed is a non-negative integer", as_text(seed), "for example seed=0")
+    ranges = {
+        "calls": (1, MOST_CALLS, "for example calls=3"),
+        "first_call": (0, 2**32 - 1, "epochs wrap: 4294967295 is the last"),
+        "late_rank": (-1, spec.world - 1, f"a rank of {spec.label}, or -1 for none"),
+    }
+    for name, (least, most, remedy) in ranges.items():
+        value = getattr(conditions, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise EmulationError(f"{name} of a run is an integer from {least} to {most}", repr(value)[:60], remedy)
+
+
 def emulate(spec: Spec, schedule: Schedule, seed: int = 0, adversary: str | None = None,
             include_dirs: Sequence[Path] = (), conditions: Conditions = USUAL) -> Emulation:
     """Run the emitted text of `schedule` on the CPU, at a small size of the same binaries where the spec is large.
@@ -97,10 +115,7 @@ def emulate(spec: Spec, schedule: Schedule, seed: int = 0, adversary: str | None
     """
     check_spec(spec)
     check_schedule(schedule)
-    if adversary is not None and adversary not in ADVERSARIES:
-        raise EmulationError("an adversary is known", repr(adversary), nearest(str(adversary), ADVERSARIES))
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise EmulationError("seed is a non-negative integer", as_text(seed), "for example seed=0")
+    check_run(spec, seed, adversary, conditions)
     chosen = adversary or ADVERSARIES[seed % len(ADVERSARIES)]
     small = scaled(spec, schedule)
     setup = Run(small, seed, chosen, include_dirs, conditions)
@@ -267,12 +282,14 @@ class Run:
         same = all(extra.tensor.shard_dim is None for extra in self.spec.extras)
         known = {result: self._wanted(rank, *sums[result], load) for result, rank in ranks.items()} if same else {}
         wanted = [known[result] if same else self._wanted(rank, *sums[result], load) for rank, result in enumerate(results)]
-        return inputs, [replace(found, beside=self._beside(rank, loaded)) for rank, found in enumerate(wanted)]
+        return inputs, [replace(found, beside=(*self._beside(rank, loaded), *found.beside))
+                        for rank, found in enumerate(wanted)]
 
     def _beside(self, rank: int, load: Callable[[Factor], Array]) -> tuple[Wanted, ...]:
         """Outputs of elements that only move, as they are: without scales."""
         return tuple(Wanted(add_up(result, load, NumpyArrays(), magnitude=False, spread=False).value, None, name)
-                     for (name, _), result in zip(self.spec.outputs[1:], results_of(self.spec, rank)[1:], strict=True))
+                     for (name, _), result in zip(self.spec.outputs[1:], results_of(self.spec, rank)[1:], strict=True)
+                     if result.only_moves)
 
     def _routed(self, exact: bool) -> tuple[list[dict[str, bytes]], list[Wanted]]:
         """The same of an operation that goes by indices, which are of another kind in every call."""
@@ -292,9 +309,11 @@ class Run:
         return add_up(result, load, NumpyArrays(), magnitude=not allowed.exact, spread=not allowed.exact), allowed
 
     def _wanted(self, rank: int, sums: Sums, allowed: Deviation, load: Callable[[Factor], Array]) -> Wanted:
+        """What epilogues make of a sum, and what they hand out beside it."""
         arrays = NumpyArrays()
-        found = finish(self.spec, sums, allowed, extras_of(self.spec, rank, load, arrays), arrays)
-        return Wanted(found.value, found.room)
+        given = (self.spec, sums, allowed, extras_of(self.spec, rank, load, arrays), arrays)
+        found, others = finish(*given), zip(self.spec.aside, aside(*given), strict=True)
+        return Wanted(found.value, found.room, beside=tuple(Wanted(o.value, o.room, each.name) for each, o in others))
 
     def _drawn(self, operand: Operand, exact: bool) -> list[tuple[Array, bytes]]:
         """An operand of every rank and its memory: of an extra one that all hold, the same."""

@@ -11,7 +11,7 @@ from typing import Any
 from tilescale.deploy.epilogues import TorchMath
 from tilescale.deploy.library import product
 from tilescale.deploy.tensors import Local, contiguous, local_inputs, local_outputs
-from tilescale.runtime.reference import Finished, add_up, extras_of, finish, part_of, scaled_load
+from tilescale.runtime.reference import Finished, add_up, aside, extras_of, finish, part_of, scaled_load
 from tilescale.spec.declaration import Spec
 from tilescale.spec.operand import NUMBERS, SCALES
 from tilescale.spec.result import (
@@ -134,7 +134,7 @@ class Workload:
             placed.append(tensor)
         (_, out), *others = ((local.name, self._place(local)) for local in local_outputs(spec, self.rank))
         self._device = out.device
-        beside = tuple((name, tensor, self._expected(result, call))
+        beside = tuple((name, tensor, self._expected(result, call, aside_as=name))
                        for (name, tensor), result in zip(others, results_of(spec, self.rank)[1:], strict=True))
         return CallData(tuple(placed), out, self._expected(self._result, call), beside)
 
@@ -143,8 +143,8 @@ class Workload:
         """The type of references that are kept: they are as many as outputs, so no wider than these need."""
         return self._torch.float32 if self.spec.output.itemsize < 4 else self._torch.float64
 
-    def _expected(self, result: Result, call: int, finished: bool = True) -> Expected:
-        """`finished`: behind the epilogues, not before them."""
+    def _expected(self, result: Result, call: int, finished: bool = True, aside_as: str = "") -> Expected:
+        """`finished`: behind the epilogues, not before them. `aside_as`: the output that an epilogue hands out besides."""
         integers = call == EXACT_CALL
         if result.only_moves:
             joined = self._load(result.terms[0][0], call)
@@ -155,7 +155,12 @@ class Workload:
         sums = add_up(result, load, arrays, magnitude=bool(allowed.magnitude), spread=result.sums)
         spread = None if sums.spread is None else sums.spread.bfloat16()
         spec = self.spec if finished else dataclasses.replace(self.spec, then=())
-        found = finish(spec, sums, allowed, extras_of(spec, self.rank, load, arrays), arrays)
+        extras = extras_of(spec, self.rank, load, arrays)
+        if aside_as:
+            others = aside(spec, sums, allowed, extras, arrays)
+            found = next(o for each, o in zip(spec.aside, others, strict=True) if each.name == aside_as)
+        else:
+            found = finish(spec, sums, allowed, extras, arrays)
         if found.room is None:
             return Expected(found.value.to(getattr(self._torch, self.spec.output.dtype)), None, spread)
         return Expected(found.value.to(self._kept), self._room(found), spread)

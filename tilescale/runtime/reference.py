@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tilescale.spec.declaration import Spec
-from tilescale.spec.epilogue import Math
+from tilescale.spec.epilogue import Epilogue, Math
 from tilescale.spec.result import EPSILON, SMALLEST, Deviation, Factor, Result
 from tilescale.spec.scales import BLOCK
 
@@ -145,7 +145,18 @@ def finish(spec: Spec, sums: Sums, allowed: Deviation, extras: Sequence[Sequence
     The bound of the sum goes through every epilogue, whose own errors in fp32 are added; rounding to the output type
     follows once, relative to the final value, and absolute where numbers are the smallest.
     """
+    return _behind(spec, sums, allowed, list(zip(spec.epilogues, extras, strict=True)), arrays)
+
+
+def aside(spec: Spec, sums: Sums, allowed: Deviation, extras: Sequence[Sequence[Any]], arrays: Arrays) -> list[Finished]:
+    """The same for what the epilogues hand out besides, each as Spec.aside has it."""
     steps = list(zip(spec.epilogues, extras, strict=True))
+    return [_behind(spec, sums, allowed, [*steps[:at], (epilogue.aside, own)], arrays)
+            for at, (epilogue, own) in enumerate(steps) if epilogue.aside is not None]
+
+
+def _behind(spec: Spec, sums: Sums, allowed: Deviation, steps: Sequence[tuple[Epilogue, Sequence[Any]]], arrays: Arrays
+            ) -> Finished:
     if allowed.exact and all(epilogue.exact for epilogue, _ in steps):
         value = sums.value
         for epilogue, own in steps:

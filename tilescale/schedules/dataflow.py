@@ -27,13 +27,14 @@ from tilescale.schedules.plan import (
     Region,
     SharedGemm,
     Sum,
-    SumPackets,
+    SumAside,
 )
 from tilescale.schedules.story import Counterexample, Place
 
 OPERAND, PRODUCT, PART, OTHER, ZERO = "operand", "product", "part", "other", "zero"
 CARRIED = "carried"
 PIECE = "piece"  # sums of a piece of a tile
+ASIDE = "aside"  # behind the epilogues that have handed something out besides, in Value.then
 SECOND = "second"  # of the blocks of a mesh, those of b: bytes of all of them, rank after rank
 
 
@@ -135,16 +136,17 @@ class DataFlow(Following):
             if buffer.role != "output":
                 continue
             first, size = 0, buffer.size
-            if buffer.name == self.goal.output:
+            if buffer.name in (self.goal.output, self.goal.aside):
                 first, size = self.goal.output_span(rank, buffer.size)
             pieces = list(self._contents(rank, buffer.name, call).pieces(0, size))
             kept = buffer.name == self.goal.keeps
             kind = PRODUCT if self.goal.computes and not kept else OPERAND
             everyone = tuple(range(self.plan.world)) if self.goal.reduces else ()
-            wanted = Value(kind, first, call, everyone, () if kept else self.goal.then)
+            then = (*self.goal.then, ASIDE) if buffer.name == self.goal.aside else self.goal.then
+            wanted = Value(kind, first, call, everyone, () if kept else then)
             reached = 0
             for low, high, value in [*pieces, (size, size, wanted)]:
-                known = buffer.name in (self.goal.output, self.goal.keeps)
+                known = buffer.name in (self.goal.output, self.goal.keeps, self.goal.aside)
                 wrong = value != wanted if known else value.call != call
                 if low > reached or wrong:
                     low, high = (reached, low) if low > reached else (low, high)
@@ -237,10 +239,11 @@ class DataFlow(Following):
             problem = self._beside(rank, work, step, call, (first, start, last - first))
             if problem is not None:
                 return problem
-            for to in (step.dst, *step.others) if isinstance(step, SumPackets) else (step.dst,):
+            for to in step.targets:
+                then = (*step.then, ASIDE) if isinstance(step, SumAside) and to in step.aside else step.then
                 self._contents(to.rank, to.buffer, call).write(
                     to.offset + first, to.offset + last,
-                    value._replace(kind=kind, shift=start - first - to.offset, then=step.then))
+                    value._replace(kind=kind, shift=start - first - to.offset, then=then))
         return None
 
     def _beside(self, rank: int, work: Work, step: Gemm | Sum, call: int, made: tuple[int, int, int]

@@ -14,12 +14,14 @@ from tilescale.spec.op import Spec
 class Extras:
     """`buffers`: one an extra operand, as large as that of the rank with most. `rows`: whether it has the rows of the
     output. `then`: the epilogues of the operation. The first `own` operands are the operation's: products read what they
-    need of them, also where they are parts of a sum, and what epilogues read follows."""
+    need of them, also where they are parts of a sum, and what epilogues read follows. `aside`: the output of what epilogues
+    hand out besides, "" where they do not."""
 
     buffers: tuple[Buffer, ...]
     rows: tuple[bool, ...]
     then: tuple[str, ...]
     own: int = 0
+    aside: str = ""
 
     def of_product(self, rank: int) -> tuple[Region, ...]:
         """What a step reads that multiplies a part of a sum."""
@@ -38,7 +40,7 @@ class Extras:
         """A goal with these operands and epilogues."""
         found = tuple(Extra(buffer.name, goal.output_row_bytes if rows else 0, number < self.own)
                       for number, (buffer, rows) in enumerate(zip(self.buffers, self.rows, strict=True)))
-        return replace(goal, then=self.then, extras=found)
+        return replace(goal, then=self.then, extras=found, aside=self.aside)
 
 
 NO_EXTRAS = Extras((), (), ())
@@ -51,7 +53,8 @@ def extras_of(spec: Spec) -> Extras:
     sizes = [max(prod(extra.tensor.local_shape(rank, spec.world)) for rank in range(spec.world)) * extra.tensor.itemsize
              for extra in spec.extras]
     buffers = tuple(Buffer(extra.name, "input", size) for extra, size in zip(spec.extras, sizes, strict=True))
-    return Extras(buffers, tuple(extra.rows for extra in spec.extras), spec.then, len(spec.operation.extras(spec)))
+    return Extras(buffers, tuple(extra.rows for extra in spec.extras), spec.then, len(spec.operation.extras(spec)),
+                  *(each.name for each in spec.aside))
 
 
 @lru_cache(maxsize=64)

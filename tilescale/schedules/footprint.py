@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -33,6 +34,7 @@ from tilescale.schedules.plan import (
     Signal,
     Step,
     Sum,
+    SumAside,
     SumPackets,
     Wait,
 )
@@ -62,11 +64,8 @@ def _accesses(step: Step) -> tuple[Access, ...]:
         return ((step.src, False), (step.dst, True))
     if isinstance(step, Clear):
         return ((step.dst, True),)
-    if isinstance(step, SumPackets):
-        read, written = (*step.srcs, *step.extras), (step.dst, *step.others)
-        return (*((region, False) for region in read), *((region, True) for region in written))
     if isinstance(step, Sum):
-        return (*((src, False) for src in (*step.srcs, *step.extras)), (step.dst, True))
+        return (*((src, False) for src in (*step.srcs, *step.extras)), *((region, True) for region in step.targets))
     if isinstance(step, Contract):  # a group stores tile by tile, as early as in its first step
         return ((step.a, False), (step.b, False), *(((step.out, True),) if step.first else ()))
     if isinstance(step, Pieces):  # whole tiles are stored from here on
@@ -110,8 +109,7 @@ def describe(step: Step) -> str:
     if isinstance(step, Clear):
         return f"Clear {_region(step.dst)}"
     if isinstance(step, Sum):
-        told = (step.dst, *step.others) if isinstance(step, SumPackets) else (step.dst,)
-        return (f"{type(step).__name__} of {', '.join(map(_region, step.srcs))} to {', '.join(map(_region, told))}"
+        return (f"{type(step).__name__} of {', '.join(map(_region, step.srcs))} to {', '.join(map(_region, step.targets))}"
                 f"{_then(step)}")
     if isinstance(step, Pieces):
         return f"Pieces {step.m}x{step.n}x{step.k} of {_region(step.a)} to {', '.join(map(_region, step.parts[:3]))}"
@@ -193,6 +191,10 @@ def _check_goal(plan: Plan) -> Counterexample | None:
                 f"an extra operand is an input that is read whole, or has rows of {goal.output_row_bytes} bytes as the "
                 f"output has; got {extra}",
             )
+    if goal.aside and (goal.aside == goal.output or roles.get(goal.aside) != "output"
+                       or plan.buffer(goal.aside).size != plan.buffer(goal.output).size):
+        return Counterexample(
+            "structure", f"what epilogues hand out besides is an output as large as theirs; got {goal.aside}")
     if goal.pieces:
         return _check_pieces(plan)
     if goal.ragged:
@@ -291,6 +293,7 @@ def check_steps(plan: Plan) -> Counterexample | None:
         PutPackets: lambda plan, rank, step: _check_copy(plan, rank, step) or check_packets(plan, rank, step),
         GetPackets: lambda plan, rank, step: _check_copy(plan, rank, step) or check_packets(plan, rank, step),
         SumPackets: lambda plan, rank, step: _check_sum(plan, rank, step) or check_packets(plan, rank, step),
+        SumAside: lambda plan, rank, step: _check_sum(plan, rank, step) or _check_aside(plan, step),
         Ragged: _check_ragged,
         Grouped: lambda plan, rank, step: (
             _check_ragged(plan, rank, step) or _check_grouped(step) or _check_beside(plan, rank, step)),
@@ -379,6 +382,15 @@ def _check_sum(plan: Plan, rank: int, step: Sum) -> Problem | None:
             f"{describe(step)} of {step.element} to {step.out}"
         )
     return _check_extras(plan, rank, step, step.dst.size)
+
+
+def _check_aside(plan: Plan, step: SumAside) -> Problem | None:
+    """One region beside the result, where tables have room for one slot, and no other offset."""
+    fits = [region != step.dst and replace(region, buffer=step.dst.buffer) == step.dst for region in step.aside]
+    if fits != [True] or not step.then or not plan.goal.aside:
+        return "aside", ("what epilogues hand out besides lies where their result does, in another buffer; got "
+                         f"{describe(step)}")
+    return None
 
 
 def _check_extras(plan: Plan, rank: int, step: Gemm | Sum, size: int) -> Problem | None:

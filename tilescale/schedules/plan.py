@@ -160,6 +160,11 @@ class Sum:
     then: tuple[str, ...] = ()
     carried: str = ""
 
+    @property
+    def targets(self) -> tuple[Region, ...]:
+        """All that it writes."""
+        return (self.dst,)
+
 
 @dataclass(frozen=True)
 class MultimemStore(Copy):
@@ -193,6 +198,22 @@ class SumPackets(Sum):
     where at peers the sum goes as packets, too."""
 
     others: tuple[Region, ...] = ()
+
+    @property
+    def targets(self) -> tuple[Region, ...]:
+        return (self.dst, *self.others)
+
+
+@dataclass(frozen=True)
+class SumAside(Sum):
+    """A Sum whose epilogues hand out more than its result: `aside`, as many bytes at the same place of another buffer of
+    the own rank, rounded on its own."""
+
+    aside: tuple[Region, ...] = ()
+
+    @property
+    def targets(self) -> tuple[Region, ...]:
+        return (self.dst, *self.aside)
 
 
 @dataclass(frozen=True)
@@ -304,7 +325,7 @@ class Grouped(Ragged):
 
 PacketStep = PutPackets | SumPackets | GetPackets
 Step = (Copy | Reduce | Clear | Signal | Wait | Gemm | Sum | Contract | Ragged | Grouped | MultimemStore | MultimemReduce
-        | Pieces | SharedGemm | PutPackets | SumPackets | GetPackets)
+        | Pieces | SharedGemm | PutPackets | SumPackets | GetPackets | SumAside)
 
 
 @dataclass(frozen=True)
@@ -375,7 +396,8 @@ class Goal:
     where those are all there are. `contracts`: rows of the operand are indices of a contraction, and the output of a rank
     is one product over all of them, each once, with its whole local operand. `then`: epilogues that every row of the
     output has had, in this order, once it was complete. `extras`: the inputs that these, or the operation itself, read, in
-    the order of Spec.extras. `keeps`: the output that holds the whole operand, "" where none does.
+    the order of Spec.extras. `keeps`: the output that holds the whole operand, "" where none does. `aside`: the output that
+    holds what the epilogues hand out besides, row by row as `output` its own, "" where they do not.
     `mesh`: of block matrices, its rows and columns; "a" and "b" are then blocks, and starts count those of a. `ragged`:
     what outputs hold is known on the device alone (see ragged_flow.py).
     """
@@ -396,6 +418,7 @@ class Goal:
     then: tuple[str, ...] = ()
     extras: tuple[Extra, ...] = ()
     ragged: bool = False
+    aside: str = ""
 
     @property
     def product_row_bytes(self) -> int:

@@ -151,7 +151,7 @@ def _product_rows(plan: Plan) -> dict[str, int]:
             if isinstance(step, Copy | Reduce) and step.src.buffer in rows:
                 rows.setdefault(step.dst.buffer, rows[step.src.buffer])
             elif isinstance(step, Sum) and any(src.buffer in rows for src in step.srcs):
-                rows.setdefault(step.dst.buffer, goal.output_row_bytes)
+                rows |= {region.buffer: rows.get(region.buffer, goal.output_row_bytes) for region in step.targets}
         if len(rows) == known:
             return rows
 
@@ -161,7 +161,8 @@ def _extended(plan: Plan, numbers: dict[str, int]) -> Form:
     goal = plan.goal
     if not (goal.then or goal.extras):
         return ()
-    return (goal.then, tuple((numbers[extra.buffer], extra.row_bytes > 0) for extra in goal.extras))
+    aside = (numbers[goal.aside],) if goal.aside else ()
+    return (goal.then, tuple((numbers[extra.buffer], extra.row_bytes > 0) for extra in goal.extras), *aside)
 
 
 def _steps(plan: Plan) -> Iterator[tuple[Role, Step]]:

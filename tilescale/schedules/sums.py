@@ -7,14 +7,14 @@ so that ranks share it evenly whatever its shape.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import prod
 
 from tilescale.schedules.extras import NO_EXTRAS, Extras, extras_of
 from tilescale.schedules.geometry import Chunk, cut
-from tilescale.schedules.plan import Buffer, Gemm, Goal, MultimemReduce, Region, Sum
+from tilescale.schedules.plan import Buffer, Copy, Gemm, Goal, MultimemReduce, Region, Sum, SumAside
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec
@@ -26,6 +26,7 @@ NORM_LANES = 32
 WINDOW_ROWS = 80  # of a step table in shared memory: more than the ranks of the largest sum
 WINDOW_BYTES = WINDOW_ROWS * 64
 PART_DTYPE = "float32"  # of partial products, unless the declaration allows another
+HANDED = ("result", "aside")  # what owners keep for their peers: sums, and what epilogues hand out besides
 CARRIED_DTYPE = "float32"  # of sums that lack some ranks, always: they are rounded when they are complete
 
 
@@ -154,7 +155,7 @@ class SumGeometry:
         if s.computes:
             found.append(Buffer("b", "input", s.b_bytes))
         found += s.extras.buffers
-        found.append(Buffer("out", "output", (s.rows if s.everywhere else shard) * s.out_row_bytes))
+        found += [Buffer(name, "output", (s.rows if s.everywhere else shard) * s.out_row_bytes) for name in self.outputs]
         if s.computes and not self.scatter:
             found.append(Buffer("partial", "workspace", s.rows * s.part_row_bytes, not self.push,
                                 1 if self.push else versions))
@@ -166,7 +167,7 @@ class SumGeometry:
         if self.two_shot and self.packets:
             found.append(Buffer("result", "workspace", s.rows * s.out_row_bytes, True, versions, zeroed=True, packets=True))
         elif self.two_shot:
-            found.append(Buffer("result", "workspace", shard * s.out_row_bytes, True))
+            found += [Buffer(name, "workspace", shard * s.out_row_bytes, True) for name in HANDED[: len(self.outputs)]]
         return tuple(found)
 
     def goal(self) -> Goal:
@@ -197,6 +198,17 @@ class SumGeometry:
         row = self.sum.part_row_bytes
         offset = source * self.slot_bytes + (chunk.first - self.owned(owner)[0]) * row
         return Region("inbox", owner, offset, chunk.rows * row)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """What a call returns: the sum, and what epilogues hand out besides."""
+        return ("out", self.sum.extras.aside) if self.sum.extras.aside else ("out",)
+
+    def fetched(self, rank: int, owner: int, chunk: Chunk) -> list[Copy]:
+        """The steps that take what the owner keeps for its peers to the outputs of `rank` (two shots)."""
+        kept, made = self.result(owner, chunk), self.output(rank, chunk)
+        return [Copy(replace(kept, buffer=source), replace(made, buffer=target))
+                for source, target in zip(HANDED, self.outputs, strict=False)]
 
     def result(self, owner: int, chunk: Chunk) -> Region:
         """Where the owner keeps its sum for its peers (two shots)."""
@@ -229,6 +241,10 @@ class SumGeometry:
             self.part(owner, owner, chunk) if rank == owner else
             self.inbox(owner, rank, chunk) if self.push else self.readable(rank, chunk) for rank in range(self.world))
         extras = self.sum.extras
+        if extras.aside:
+            other = replace(target, buffer=HANDED[1] if self.two_shot else extras.aside)
+            return SumAside(sources, target, self.sum.element, self.sum.out, extras.of_sum(self.output(owner, chunk)),
+                            extras.then, aside=(other,))
         return Sum(sources, target, self.sum.element, self.sum.out, extras.of_sum(self.output(owner, chunk)), extras.then)
 
 

@@ -138,7 +138,12 @@ class Spec:
     @property
     def outputs(self) -> tuple[tuple[str, Tensor], ...]:
         """Names and tensors of what a call returns, in order: the output, "out", and what comes beside it."""
-        return (("out", self.output), *self.operation.beside(self))
+        return (("out", self.output), *self.operation.beside(self), *((each.name, self.output) for each in self.aside))
+
+    @property
+    def aside(self) -> tuple[Epilogue, ...]:
+        """What epilogues hand out besides: the last of ``outputs``."""
+        return tuple(epilogue.aside for epilogue in self.epilogues if epilogue.aside is not None)
 
     @property
     def columns(self) -> tuple[int, ...]:

@@ -50,8 +50,9 @@ class Epilogue:
     room, extras)``: how far a right fp32 result may be off where ``x`` may be off by ``room``. ``extras(spec)``: the
     operands beside the inputs. ``check(spec)`` raises SpecError. ``exact``: small integers stay exact in fp32.
     ``linear``: only adds a tensor, which may be a sum over ranks itself. ``whole_rows``: needs all columns of a row.
-    ``halves``: of two columns of the product one is left. ``struct``: its type
-    in include/tilescale/epilogue.cuh.
+    ``halves``: of two columns of the product one is left. ``struct``: its type in
+    include/tilescale/epilogue.cuh. ``aside``: what is returned besides, under its name and as the output is: ``x`` behind
+    that epilogue, with the same extra operands.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Epilogue:
     linear: bool = False
     whole_rows: bool = False
     halves: bool = False
+    aside: Epilogue | None = None
 
 
 EPILOGUES: Registry[Epilogue] = Registry("epilogue", package="tilescale.spec.epilogues")

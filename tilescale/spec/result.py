@@ -103,9 +103,11 @@ def result_of(spec: Spec, rank: int) -> Result:
 
 
 def results_of(spec: Spec, rank: int) -> tuple[Result, ...]:
-    """Every output of ``rank``, in the order of Spec.outputs; SpecError as ``kind_of``."""
+    """Every output of ``rank``, in the order of Spec.outputs; of what epilogues make two of, the same sum twice. SpecError
+    as ``kind_of``."""
     kind = RESULTS[kind_of(spec)]
-    return (kind.result(spec, rank), *kind.beside(spec, rank))
+    found = kind.result(spec, rank)
+    return (found, *kind.beside(spec, rank), *[found] * len(spec.aside))
 
 
 def addends(spec: Spec) -> tuple[Term, ...]:

@@ -9,6 +9,11 @@ typedef unsigned long long u64;
 
 namespace ts {
 
+// What the L2 does with bytes that a tensor map loads, as `createpolicy` encodes it.
+constexpr u64 kKeepAsUsual = 0;
+constexpr u64 kKeepShort = 0x12F0000000000000;  // evict_first: of what is loaded once
+constexpr u64 kKeepLong = 0x14F0000000000000;   // evict_last: of what is loaded again and again
+
 // kReserve and kPace stand around a copy by a copy engine in the scale model, kSource rows behind a sum, one a source,
 // kLoop rows behind a copy of rows at pitches, one a loop; no plan holds them. kMultiStore and kMultiSum go through a
 // multicast address, which stands for the same bytes of all ranks. kPackets is all that a launch of packets does.
@@ -34,7 +39,8 @@ enum RaggedTask : u32 {
 struct Step {
   u32 kind;
   u32 id;          // number of the step in the plan of this rank
-  u32 source;      // copy, source: pointer slot read; signal: rank signalled; gemm: first tensor map of A, or of what is sent
+  u32 source;      // copy, source: pointer slot read; signal: rank signalled; gemm: first tensor map of A, or of what is sent;
+                   // sum: pointer slot of what its epilogue hands out besides, from target_offset on
   u32 target;      // copy, sum: pointer slot written; gemm: pointer slot of the output; reserve, pace: number of the lane
   u32 counter;     // signal, wait: the counter. copy, source, reserve, sum on its way: rank that sends. gemm: shard of the
                    // output in its map

@@ -41,7 +41,7 @@ template <class T, int kCount> TS_DEV void load_values(const u8* base, u64 first
 
 // A number a column is added.
 template <int kSlot, class T> struct Bias {
-  static constexpr bool halves = false, whole_rows = false;
+  static constexpr bool halves = false, whole_rows = false, aside = false;
   template <int kCount> static TS_DEV void apply(const Call& call, Place at, float (&values)[kCount]) {
     float added[kCount];
     load_values<T, kCount>((const u8*)call.args->base[kSlot], at.numbers + at.column, at.live, added);
@@ -52,7 +52,7 @@ template <int kSlot, class T> struct Bias {
 
 // A tensor of the shape of the output is added.
 template <int kSlot, class T> struct Addend {
-  static constexpr bool halves = false, whole_rows = false;
+  static constexpr bool halves = false, whole_rows = false, aside = false;
   template <int kCount> static TS_DEV void apply(const Call& call, Place at, float (&values)[kCount]) {
     float added[kCount];
     load_values<T, kCount>((const u8*)call.args->base[kSlot], at.element, at.live, added);
@@ -64,7 +64,7 @@ template <int kSlot, class T> struct Addend {
 TS_DEV float silu(float x) { return quotient(x, 1.f + exponential(-x)); }
 
 struct Silu {
-  static constexpr bool halves = false, whole_rows = false;
+  static constexpr bool halves = false, whole_rows = false, aside = false;
   template <int kCount> static TS_DEV void apply(const Call&, Place, float (&values)[kCount]) {
 #pragma unroll
     for (int e = 0; e < kCount; ++e) values[e] = silu(values[e]);
@@ -72,7 +72,7 @@ struct Silu {
 };
 
 struct Gelu {
-  static constexpr bool halves = false, whole_rows = false;
+  static constexpr bool halves = false, whole_rows = false, aside = false;
   template <int kCount> static TS_DEV void apply(const Call&, Place, float (&values)[kCount]) {
 #pragma unroll
     for (int e = 0; e < kCount; ++e) values[e] = 0.5f * values[e] * (1.f + error_function(values[e] * 0.70710678f));
@@ -82,16 +82,16 @@ struct Gelu {
 // The columns of B are those of gate and of up in turn, eight of each: silu(gate) * up, in half as many columns. What it
 // takes are two neighbouring blocks of columns, which a thread holds both; see halve_tile and store_finished.
 struct Swiglu {
-  static constexpr bool halves = true, whole_rows = false;
+  static constexpr bool halves = true, whole_rows = false, aside = false;
   template <int kCount> static TS_DEV void apply(const Call&, Place, float (&)[kCount]) {}
 };
 constexpr u32 kHalfColumns = 8;
 
 // A tensor of the shape of the output is added, and each row divided by the root of its mean square, times a number a
 // column. Adding is elementwise; the rest needs the row, and is norm.cuh's.
-constexpr float kNormEpsilon = 0x1p-20f;  // spec/epilogues/residual_rmsnorm.py
+constexpr float kNormEpsilon = 0x1p-20f;  // spec/epilogues/_norm.py
 template <int kResidual, int kGamma, class T> struct ResidualRmsnorm {
-  static constexpr bool halves = false, whole_rows = true;
+  static constexpr bool halves = false, whole_rows = true, aside = false;
   template <int kCount> static TS_DEV void apply(const Call& call, Place at, float (&values)[kCount]) {
     Addend<kResidual, T>::template apply<kCount>(call, at, values);
   }
@@ -103,9 +103,15 @@ template <int kResidual, int kGamma, class T> struct ResidualRmsnorm {
   }
 };
 
+// The same, and x + residual is stored before it is scaled, rounded on its own.
+template <int kResidual, int kGamma, class T> struct AddRmsnorm : ResidualRmsnorm<kResidual, kGamma, T> {
+  static constexpr bool aside = true;
+};
+
 // One after the other.
 template <class... Each> struct Then {
   static constexpr bool halves = (Each::halves || ...), whole_rows = (Each::whole_rows || ...);
+  static constexpr bool aside = (Each::aside || ...);
   template <int kCount> static TS_DEV void apply(const Call& call, Place at, float (&values)[kCount]) {
     (Each::template apply<kCount>(call, at, values), ...);
   }
@@ -117,11 +123,12 @@ template <class... Each> struct Then {
 // Texts of kernels without epilogues name none, so they stay what they were.
 template <class> struct IsType { typedef void type; };
 template <class C, class = void> struct EpilogueOf {
-  static constexpr bool any = false, halves = false, whole_rows = false;
+  static constexpr bool any = false, halves = false, whole_rows = false, aside = false;
   typedef Then<> type;
 };
 template <class C> struct EpilogueOf<C, typename IsType<typename C::Epilogue>::type> {
   static constexpr bool any = true, halves = C::Epilogue::halves, whole_rows = C::Epilogue::whole_rows;
+  static constexpr bool aside = C::Epilogue::aside;
   typedef typename C::Epilogue type;
 };
 

@@ -53,9 +53,9 @@ template <class C> TS_DEV void add_sources(const Call& call, const Step* sources
   }
 }
 
-// One row: `row` of the step, to `to`. The threads that copy.
+// One row: `row` of the step, to `to`; what the epilogue hands out besides to `aside`. The threads that copy.
 template <class C>
-TS_DEV void norm_row(const Results& results, const Step* sources, u8* to, u64 row, const NormRow<C>& shared) {
+TS_DEV void norm_row(const Results& results, const Step* sources, u8* to, u8* aside, u64 row, const NormRow<C>& shared) {
   typedef SumUnit<C> Unit;
   constexpr int kElements = Unit::kElements;
   const u32 units = results.columns / kElements;
@@ -66,6 +66,7 @@ TS_DEV void norm_row(const Results& results, const Step* sources, u8* to, u64 ro
     const u32 column = u * kElements;
     EpilogueOf<C>::type::template apply<kElements>(
         *results.call, Place{results.first + row * results.columns + column, column, (u32)kElements}, sum);
+    if constexpr (EpilogueOf<C>::aside) Unit::write(aside + (row * units + u) * Unit::kOutBytes, sum);
 #pragma unroll
     for (int e = 0; e < kElements; ++e) {
       squares += sum[e] * sum[e];
@@ -94,8 +95,9 @@ TS_DEV void norm_step(const Results& results, const Step& step, const Step* sour
     }
   }
   u8* to = results.call->at(step.target, step.target_offset);
+  u8* aside = EpilogueOf<C>::aside ? results.call->at(step.source, step.target_offset) : to;
   if (thread() < NormRow<C>::threads) {
-    for (u64 row = share.begin; row < share.end; ++row) norm_row<C>(results, sources, to, row, shared);
+    for (u64 row = share.begin; row < share.end; ++row) norm_row<C>(results, sources, to, aside, row, shared);
   }
   if constexpr (C::link_clock) sync();
 }
