@@ -21,6 +21,8 @@ TITLES = {
     "fused_ag_gemm": "ag_gemm on ranks that share one GPU",
     "fused_gemm_rs": "gemm_rs on ranks that share one GPU",
     "fused_gemm_ar": "gemm_ar on ranks that share one GPU",
+    "fused_gemm_rs_fp32": "gemm_rs on ranks that share one GPU, partial sums sent in float32",
+    "fused_gemm_ar_fp32": "gemm_ar on ranks that share one GPU, partial sums sent in float32",
     "all_reduce_small": "Small all_reduce on ranks that share one GPU",
     "family": "all_gather, reduce_scatter and all_reduce on ranks that share one GPU, beside torch's symmetric memory",
     "overlap": "Hidden communication in the scale model",
