@@ -95,6 +95,7 @@ def test_epilogues_follow_products_of_experts() -> None:
 @pytest.mark.parametrize(("op", "then", "columns", "says"), [
     ("dispatch_gemm", ("accumulate",), 152, "reads no tensor of the shape of the output"),
     ("dispatch_gemm", ("residual_rmsnorm",), 152, "reads no tensor of the shape of the output"),
+    ("dispatch_gemm", ("add_rmsnorm",), 152, "reads no tensor of the shape of the output"),
     ("dispatch_gemm", ("swiglu", "bias"), 160, "swiglu is the last epilogue"),
     ("dispatch_gemm", ("swiglu",), 152, "whole blocks of 8 columns of gate and of up; got: 152 columns of B"),
     ("dispatch_gemm", ("silu", "silu"), 152, "an epilogue is named once"),
