@@ -135,6 +135,10 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "summa": (in_blocks(), replace(FUSED, chunk_rows=0)),
     "summa behind": (in_blocks(), replace(FUSED, overlap="none", chunk_rows=0, depth=1)),
     "cannon": (in_blocks(algorithm="cannon"), replace(FUSED, chunk_rows=0, depth=1, algorithm="ring")),
+    "summa in slots": (in_blocks(), replace(FUSED, chunk_rows=0, protocol="credit")),
+    "summa in slots, in passes": (in_blocks(8, (72, 40, 72)), replace(FUSED, chunk_rows=0, depth=1, protocol="credit")),
+    "cannon in slots": (
+        in_blocks(algorithm="cannon"), replace(FUSED, chunk_rows=0, depth=1, algorithm="ring", protocol="credit")),
     "gradients push": (_contraction("gradients"), FUSED),
     "gradients on streams": (_contraction("gradients"), replace(FUSED, overlap="chunked")),
     "gradients pulled on streams": (_contraction("gradients"), replace(FUSED, overlap="chunked", direction="pull")),

@@ -181,7 +181,11 @@ _STREAMED = ("streamed", "streamed in clusters", "one tile streamed")
 _WARPS = ("warps", "warps, row-major B", "warps, odd columns", "warps, then bias and swiglu")
 _CLUSTERS = ("product in clusters", "product in clusters, col")
 RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
-    "contract.cuh": {"load_segment": ("segments", "segments, col", "segments, turned", "panels"),
+    "contract.cuh": {"load_segment": ("segments", "segments, col", "segments, turned", "panels", "panels in slots"),
+                     **dict.fromkeys(("await_loads", "add_sums", "leave_sums"), ("panels in slots",)),
+                     **dict.fromkeys(("load_tile", "contract_producer", "contract_consumer"), (
+                         "segments", "segments, col", "segments, turned", "panels in slots",
+                         "panels of few tiles in slots")),
                      "": ("segments", "segments, col", "segments, turned")},
     "copy.cuh": {
         "copy_by_tma": ("tma", "tma small", "rows at pitches"),

@@ -19,6 +19,7 @@ from tilescale.schedules.legal import TURN_ROWS
 from tilescale.schedules.packing import in_packets, packed_bytes
 from tilescale.schedules.ragged import RaggedGeometry, ragged
 from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.slots import shifts_fit, slotted_blocks
 from tilescale.schedules.streaming import stream, units_of
 from tilescale.schedules.sums import WINDOW_BYTES, geometry_of, norm_bytes, summed, sums
 from tilescale.schedules.transports import TRANSPORTS
@@ -112,6 +113,8 @@ def _needed_bytes(spec: Spec, s: Schedule) -> int:
     if exchanges(spec):
         buffers = exchange_geometry(spec, s.direction, s.chunk_rows).buffers()
         return sum(buffer.size * buffer.versions for buffer in buffers)
+    if s.protocol == "credit":
+        return sum(buffer.size * buffer.versions for buffer in slotted_blocks(spec).buffers())
     if spec.local and s.stream_k:
         return _gathered_bytes(spec) + stream(spec, s).size
     return _gathered_bytes(spec)
@@ -350,6 +353,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: not in_blocks(spec) or (
                    s.direction == "push" and s.overlap != "chunked" and s.compute == "generated"
                    and TRANSPORTS[s.transport].agent == "blocks")),
+    Constraint("shifts_in_slots", "what ranks pass on comes in another order than it is multiplied: slots hold all of it",
+               lambda spec, s: s.protocol != "credit" or shifts_fit(spec, s)),
     Constraint("contraction_beside_blocks", "a contraction chunked on streams is copied by blocks; copy engines feed the "
                "fused kernel", lambda spec, s: not (contracts(spec) and s.overlap == "chunked" and
                                                     s.transport == "copy_engine")),

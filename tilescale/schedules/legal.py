@@ -15,6 +15,7 @@ from tilescale.schedules.packing import in_packets, packable
 from tilescale.schedules.plan import PACKET_BYTES
 from tilescale.schedules.ragged import ragged, ragged_geometry
 from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.slots import SLOTS, shifts_fit
 from tilescale.schedules.streaming import stream
 from tilescale.schedules.sums import sums
 from tilescale.schedules.transports import TRANSPORTS
@@ -28,7 +29,7 @@ COMPUTES = ("generated", "library")
 ORDERS = ("peer_major", "chunk_major")
 CONSUMERS = ("cooperative", "pingpong")
 SCOPES = ("block", "warpgroup", "warp")
-PROTOCOLS = ("simple", "ll")
+PROTOCOLS = ("simple", "ll", "credit")
 MAX_BLOCKS = 1 << 16
 MAX_WAVES = 2
 TURN_ROWS = (64, 128)
@@ -70,6 +71,8 @@ def check(spec: object, schedule: object) -> None:
         _check_blocks(schedule)
     if schedule.protocol == "ll":
         _check_packets(known, schedule)
+    if schedule.protocol == "credit":
+        _check_slots(known, schedule)
 
 
 def _check_names(s: Schedule) -> None:
@@ -212,6 +215,15 @@ def _check_blocks(s: Schedule) -> None:
                             "use direction='push', overlap='fused' or 'none', transport='peer_copy' or 'tma'")
     if s.chunk_rows:
         raise ScheduleError("blocks of matrices travel whole", f"chunk_rows={s.chunk_rows}", "set chunk_rows=0")
+
+
+def _check_slots(spec: Spec, s: Schedule) -> None:
+    if not in_blocks(spec) or s.overlap != "fused":
+        raise ScheduleError("slots are handed back by blocks that multiply panels of block matrices as they come",
+                            f"{spec.op}, overlap={s.overlap!r}", "use protocol='simple'")
+    if not shifts_fit(spec, s):
+        raise ScheduleError(f"what ranks pass on comes in another order than it is multiplied: {SLOTS} slots hold it all",
+                            f"a mesh of {spec.topology.mesh_sizes}", "use protocol='simple'")
 
 
 def _check_packets(spec: Spec, s: Schedule) -> None:
