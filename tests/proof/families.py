@@ -168,6 +168,8 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "products of warps, fused": (_spec(on=BEFORE), FUSED),
     "products of warps, scattered": (_product(on=BEFORE), SCATTER),
     "product": (_local(), LOCAL),
+    "ring of sums then bias": (reduction((96, 24), 3, to=FullRow, then=("bias", "accumulate")), replace(COPY, **RING)),
+    "ring of all sums accumulated": (reduction((384, 24), 3, then=("accumulate",)), replace(COPY, **RING)),
     "product in clusters": (_local(), replace(LOCAL, block_m=128, cluster_m=2)),
     "product with a shared contraction": (_local(), SPLIT),
     "product by turns": (_local(), TURNS),

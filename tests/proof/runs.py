@@ -90,6 +90,11 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
     "packets of ten, twice": (  # more ranks than are loaded from together
         reduction((2, 40), 10, on=Topology.shared_gpu(10)), replace(GANG, protocol="ll", **TWO_SHOT)),
     "carried": (reduction((182, 1032), 3, on=Topology.shared_gpu(ranks=3)), replace(_COPY, **RING)),
+    "carried, then bias": (
+        reduction((75, 77), 3, to=FullRow, on=Topology.shared_gpu(ranks=3), then=("bias", "accumulate")),
+        replace(_COPY, **RING, **PLAIN)),
+    "carried, then addend, by all": (
+        reduction((182, 1032), 3, on=Topology.shared_gpu(ranks=3), then=("accumulate",)), replace(_COPY, **RING)),
     "carried odd": (reduction((75, 77), 3, to=FullRow, on=Topology.shared_gpu(ranks=3)), replace(_COPY, **RING, **PLAIN)),
     "scatter": (gemm_rs((208, 304, 304), 2, on=_ON), SCATTER),
     "scatter large": (

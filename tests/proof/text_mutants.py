@@ -237,7 +237,7 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "return_group_step": ("products go back beside",),
         "grouped_consumer": ("experts beside", "products go back beside"),
         "": ("experts beside", "experts behind")},
-    "carry.cuh": {"": ("carried", "carried odd")},
+    "carry.cuh": {"": ("carried", "carried odd", "carried, then bias", "carried, then addend, by all")},
     "sum.cuh": {"": _SUMS},
 }
 _OTHERS = ("fused pull", "gemm", "tma", "parts")

@@ -270,7 +270,8 @@ class _Emitter:
         if not step.then:
             return 0
         goal = self.plan.goal
-        own = 0 if step.dst.buffer == goal.output else goal.starts[rank] // goal.row_bytes * goal.output_row_bytes
+        whole = self.plan.buffer(step.dst.buffer).size == self.plan.buffer(goal.output).size  # of all owners' rows, too
+        own = 0 if whole else goal.starts[rank] // goal.row_bytes * goal.output_row_bytes
         return (own + step.dst.offset) // self.spec.output.itemsize
 
     def _sum_form(self, step: Sum) -> int:

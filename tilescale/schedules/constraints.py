@@ -382,8 +382,6 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: not _ring_of_sums(spec, s) or s.transport == "peer_copy"),
     Constraint("ring_behind_product", "products go round a ring when they are complete: nothing overlaps", lambda spec, s: (
         not (_ring_of_sums(spec, s) and spec.operation.compute == "gemm" and s.overlap != "none"))),
-    Constraint("ring_without_scales", "products that go round a ring have no scales",
-               lambda spec, s: not (_ring_of_sums(spec, s) and spec.operation.extras(spec))),
     Constraint("streams_carry_products", "chunks of a sum on streams are products; without one, they overlap in one kernel",
                lambda spec, s: not (sums(spec) and spec.operation.compute != "gemm" and s.overlap == "chunked")),
     Constraint("chunk_count", f"a rank adds up, or sends a peer, at most {MAX_CHUNKS} chunks",
@@ -410,8 +408,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: not (spec.operation.compute == "gemm" and s.overlap == "fused" and s.compute == "library")),
     Constraint("epilogue_in_kernel", "a library call only multiplies: epilogues of a product without sums are generated",
                lambda spec, s: _generated(spec, s) or spec.operation.compute != "gemm" or sums(spec) or not spec.extended),
-    Constraint("epilogue_at_owner", "epilogues follow a sum that its owner completes, not one that goes round",
-               lambda spec, s: not spec.then or not sums(spec) or s.algorithm in WHOLE_SUMS),
+    Constraint("whole_rows_at_owner", "epilogues of whole rows follow a sum that is added up in one step, not round a ring",
+               lambda spec, s: not any(epilogue.whole_rows for epilogue in spec.epilogues) or s.algorithm in WHOLE_SUMS),
     Constraint("packets_whole", "what goes from a rank to another as packets is whole ones of 8 bytes, as much for all, "
                "of two shots in sums of the type of parts",
                lambda spec, s: s.protocol != "ll" or in_packets(spec, s.algorithm)),

@@ -140,11 +140,9 @@ def _check_ring(spec: Spec, s: Schedule) -> None:
     if spec.operation.compute == "gemm" and s.overlap != "none":
         raise ScheduleError("products go round a ring when they are complete", f"overlap={s.overlap!r}",
                             "use overlap='none'")
-    if spec.operation.extras(spec):
-        raise ScheduleError("products that go round a ring have no scales", spec.label, "use another algorithm")
-    if spec.then:
-        raise ScheduleError("sums that go round a ring have no epilogues", f"then={', '.join(spec.then)}",
-                            "use another algorithm")
+    if any(epilogue.whole_rows for epilogue in spec.epilogues):
+        raise ScheduleError("sums that go round a ring are added up by elements, not by rows",
+                            f"then={', '.join(spec.then)}", "use another algorithm")
 
 
 def _check_exchange(spec: Spec, s: Schedule) -> None:
