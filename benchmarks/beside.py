@@ -7,9 +7,9 @@ behind barriers on the GPU, on random data. The ratio of a row is the fastest pe
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import common
+from written import Written
 
 import tilescale as ts
 from tilescale.costmodel import memo
+from tilescale.errors import RunnerError
 from tilescale.runtime.baselines import names_for
 from tilescale.runtime.gpu_runner import GpuRunner
 from tilescale.runtime.links import LinkProbe
@@ -42,6 +44,7 @@ SHAPES = {  # of Llama 3 70B: N, K by layer
 VIEWS = {"ag_gemm": (ts.FullRow, ts.FullCol, ts.FullCol), "gemm_rs": (ts.FullCol, ts.FullRow, ts.FullRow),
          "gemm_ar": (ts.FullCol, ts.FullRow, ts.Replicate)}
 TOKENS = (512, 8192)
+ROUNDED = {"gemm_rs": "bfloat16", "gemm_ar": "bfloat16"}  # products before they are added up, as all peers round them
 ROUNDS = 4
 BOUNDS = Bounds(minimum=6, maximum=12, batch=6, warmup=2)
 SMALL_BOUNDS = Bounds(minimum=6, maximum=12, batch=6, warmup=2, calls=20)  # a graph's start outweighs two such calls
@@ -49,15 +52,19 @@ FORESEEING, AHEAD = 2, 24  # processes, each of which starts more; schedules who
 MACHINE = "8xH200-NVSwitch"  # that the scale model stands for
 COLUMNS = 4096  # bfloat16: 8 KB a row
 MESSAGES = (1, 4, 16, 64)  # rows
+SIZES = {"64 KB": 8, "256 KB": 32, "1 MB": 128, "4 MB": 512, "16 MB": 2048, "64 MB": 8192}  # rows of a whole tensor
+MOVES = {"all_gather": (ts.FullRow, ts.Replicate), "reduce_scatter": (ts.Partial, ts.FullRow),
+         "all_reduce": (ts.Partial, ts.Replicate)}  # operations that torch's symmetric memory has on ranks that share a GPU
 BOUND = "compute_only"  # no peer: what no overlap can beat
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table: what it is called, and what is tuned."""
+    """A line of a table: what it is called, what is tuned, and how often it is timed."""
 
     label: str
     spec: Spec
+    bounds: Bounds = BOUNDS
 
 
 def layers(op: str, ranks: int, kind: str = "shared_gpu", partial_dtype: str | None = None) -> list[Row]:
@@ -79,15 +86,24 @@ class Table:
     name: str
     rows: Sequence[Row]
     extra: Mapping[str, Any] = field(default_factory=dict)
-    bounds: Bounds = BOUNDS
     finish: Callable[[dict[str, Any]], None] = lambda row: None
     before: Callable[[ts.Topology], dict[str, Any]] = lambda topology: {}
     beside: tuple[str, ...] = (BOUND,)
 
 
 def fused(op: str, ranks: Sequence[int]) -> Table:
-    """An operation on ranks that share a GPU."""
-    return Table(f"fused_{op}", [row for count in ranks for row in layers(op, count)])
+    """An operation on ranks that share a GPU. What is added up is rounded first, as its peers do."""
+    rows = [row for count in ranks for row in layers(op, count, partial_dtype=ROUNDED.get(op))]
+    return Table(f"fused_{op}", rows, _partial(ROUNDED.get(op)))
+
+
+def fused_fp32(op: str, ranks: Sequence[int]) -> Table:
+    """The same with sums of fp32, twice the bytes that the peers move: what a declaration gives that asks for nothing."""
+    return Table(f"fused_{op}_fp32", [row for count in ranks for row in layers(op, count)], _partial("float32"))
+
+
+def _partial(dtype: str | None) -> dict[str, Any]:
+    return {"partial_dtype": dtype} if dtype else {}
 
 
 def all_reduce_small(ranks: Sequence[int]) -> Table:
@@ -96,9 +112,22 @@ def all_reduce_small(ranks: Sequence[int]) -> Table:
     for count, size in product(ranks, MESSAGES):
         tensor = ts.Tensor((size, COLUMNS), "bfloat16", ts.Partial)
         spec = ts.redistribute(tensor, to=ts.Replicate, topology=ts.Topology.shared_gpu(count))
-        rows.append(Row(f"all_reduce {size * 8} KB ranks={count}", spec))
-    return Table("all_reduce_small", rows, {"calls_a_sample": SMALL_BOUNDS.calls}, SMALL_BOUNDS,
+        rows.append(Row(f"all_reduce {size * 8} KB ranks={count}", spec, SMALL_BOUNDS))
+    return Table("all_reduce_small", rows, {"calls_a_sample": SMALL_BOUNDS.calls},
                  finish=_in_round_trips, before=_round_trip, beside=("unfused",))
+
+
+def family(ranks: Sequence[int], ops: Sequence[str] = tuple(MOVES), sizes: Sequence[str] = tuple(SIZES),
+           placements: Sequence[str] = ("ordinary",)) -> Table:
+    """Data that moves or is summed, of 64 KB to 64 MB (the whole tensor: what is gathered, what each rank adds), against
+    torch's symmetric memory. Its all_to_all is left out: it needs NVSHMEM, which this memory does without."""
+    rows = []
+    for count, op, size, placement in product(ranks, ops, sizes, placements):
+        tensor = ts.Tensor((SIZES[size], COLUMNS), "bfloat16", MOVES[op][0])
+        spec = ts.redistribute(tensor, to=MOVES[op][1], topology=ts.Topology.shared_gpu(count), inputs=placement)
+        bounds = SMALL_BOUNDS if SIZES[size] <= SIZES["4 MB"] else BOUNDS
+        rows.append(Row(f"{op} {size} ranks={count}" + " symmetric" * (placement == "symmetric"), spec, bounds))
+    return Table("family", rows, beside=("unfused",))
 
 
 def _round_trip(topology: ts.Topology) -> dict[str, Any]:
@@ -113,18 +142,20 @@ def _in_round_trips(row: dict[str, Any]) -> None:
 
 
 def overlap(ranks: Sequence[int]) -> Table:
-    """All operations in the scale model of MACHINE."""
+    """All operations in the scale model of MACHINE. What is added up is rounded first, as today's libraries do."""
     def finish(row: dict[str, Any]) -> None:
         unfused, alone = row["peers_us"]["unfused"], row["peers_us"][BOUND]
         row["hidden"] = round((unfused - row["ours_us"]) / (unfused - alone), 3) if unfused > alone else None
         row["computing_is_larger"] = alone > unfused - alone
 
-    rows = [row for op in SHAPES for count in ranks if count > 2 for row in layers(op, count, MACHINE)]
+    rows = [row for op in SHAPES for count in ranks if count > 2 for row in layers(op, count, MACHINE, ROUNDED.get(op))]
     return Table("overlap", rows, {"machine": MACHINE}, finish=finish)
 
 
 TABLES: dict[str, Callable[[Sequence[int]], Table]] = {
-    **{f"fused_{op}": partial(fused, op) for op in SHAPES}, "all_reduce_small": all_reduce_small, "overlap": overlap,
+    **{f"fused_{op}": partial(fused, op) for op in SHAPES},
+    **{f"fused_{op}_fp32": partial(fused_fp32, op) for op in ROUNDED},
+    "all_reduce_small": all_reduce_small, "overlap": overlap, "family": family,
 }
 
 
@@ -146,15 +177,16 @@ def run(tables: Sequence[Table], given: argparse.Namespace) -> None:
     found again by a second run of the same sources; a row that fails is written with its error, and the next one begins.
     What the cost model expects, and the kernels that it ranks first, are made ahead while the ranks measure."""
     began = time.monotonic()
-    written = {table.name: _Written(table, _path(given, table, len(tables))) for table in tables}
+    written = {table.name: Written(_path(given, table, len(tables)), {**common.header(table.name), **table.extra})
+               for table in tables}
     todo = [(table, row) for table in tables for row in table.rows
             if any(text in row.label for text in given.only) and row.spec.world in given.ranks
-            and row.label not in written[table.name].done]
+            and (row.label,) not in written[table.name].done]
     with ProcessPoolExecutor(FORESEEING) as pool:
         foreseen = {row: pool.submit(_foresee, row.spec) for _, row in todo}
-        kinds = dict.fromkeys((row.spec.topology, table.bounds) for table, row in todo)
+        kinds = dict.fromkeys((row.spec.topology, row.bounds) for _, row in todo)
         for topology, bounds in kinds:
-            mine = [(table, row) for table, row in todo if (row.spec.topology, table.bounds) == (topology, bounds)]
+            mine = [(table, row) for table, row in todo if (row.spec.topology, row.bounds) == (topology, bounds)]
             if time.monotonic() - began > given.limit:
                 break
             known = {name: _known(table, topology) for name, table in {table.name: table for table, _ in mine}.items()}
@@ -163,7 +195,9 @@ def run(tables: Sequence[Table], given: argparse.Namespace) -> None:
                 for table, row in mine:
                     if time.monotonic() - began < given.limit:
                         runner.prefetch(row.spec, foreseen[row].result())
-                        written[table.name].add(_tried(runner, table, row, given, known[table.name]))
+                        found = _tried(runner, table, row, given, known[table.name])
+                        written[table.name].add(found)
+                        _print(found)
         for future in foreseen.values():
             future.cancel()
 
@@ -174,30 +208,6 @@ def _path(given: argparse.Namespace, table: Table, tables: int) -> Path:
         return output
     output.mkdir(parents=True, exist_ok=True)
     return output / f"{table.name}.json"
-
-
-class _Written:
-    """The file of a table. Every row names the sources it was measured with: those of the same ones are kept and not
-    measured again, others only until they are."""
-
-    def __init__(self, table: Table, path: Path) -> None:
-        self._path, self._head = path, {**common.header(table.name), **table.extra}
-        before = json.loads(path.read_text())["rows"] if path.exists() else []
-        self._rows: list[dict[str, Any]] = [row for row in before if "ratio" in row]
-
-    @property
-    def done(self) -> set[str]:
-        return {row["label"] for row in self._rows if row["sources"] == self._head["version"]}
-
-    def add(self, row: dict[str, Any]) -> None:
-        row["sources"] = self._head["version"]
-        if "ratio" in row or all(row["label"] != other["label"] for other in self._rows):
-            self._rows = [other for other in self._rows if other["label"] != row["label"]] + [row]
-        result = {**self._head, **summary(self._rows), "rows": self._rows}
-        aside = self._path.with_suffix(".new")
-        aside.write_text(json.dumps(result, indent=1) + "\n")
-        aside.replace(self._path)
-        _print(row)
 
 
 def _foresee(spec: Spec) -> tuple[Schedule, ...]:
@@ -224,7 +234,8 @@ def _tried(runner: GpuRunner, table: Table, row: Row, given: argparse.Namespace,
         found = {**_measured(runner, table, row, given), **known}
         table.finish(found)
     except Exception as error:  # noqa: BLE001 - a row of its own, with what went wrong
-        found = {"label": row.label, "workload": row.spec.label, "error": f"{type(error).__name__}: {error}"[:2000]}
+        told = "".join(traceback.format_exception(error))[-2000:]
+        found = {"label": row.label, "workload": row.spec.label, "error": told}
     found["took_s"] = round(time.monotonic() - began, 1)
     return found
 
@@ -240,15 +251,18 @@ def _measured(runner: GpuRunner, table: Table, row: Row, given: argparse.Namespa
     best = min(finalists, key=lambda schedule: statistics.median(times[schedule.digest]))
     peers = {name: _slowest(rounds, name) for name in able}
     medians = {name: statistics.median(samples) for name, samples in peers.items()}
-    peer = min((name for name in medians if name not in table.beside), key=medians.__getitem__)
+    not_run = {name: timing.message for name, timing in
+               (runner.baselines(row.spec, lacking) if lacking else {}).items()}
+    peer = min((name for name in medians if name not in table.beside), key=medians.__getitem__, default=None)
+    if peer is None:
+        raise RunnerError("a row has a peer that runs", not_run, "see what each of them says")
     ours = statistics.median(times[best.digest])
     return {
         "label": row.label, "workload": row.spec.label, "source": runner.source, "schedule": best.label,
         "digest": best.digest, "candidates": len(tuned.rows), "ours_us": round(ours, 2), "peer": peer,
         "theirs_us": round(medians[peer], 2), "ratio": round(medians[peer] / ours, 4),
         "peers_us": {name: round(value, 2) for name, value in medians.items()},
-        "not_run": {name: timing.message for name, timing in
-                    (runner.baselines(row.spec, lacking) if lacking else {}).items()},
+        "not_run": not_run,
         "tried_us": {trial.schedule.label: trial.value_us and round(trial.value_us, 1) for trial in tuned.rows},
         "samples_ours_us": times[best.digest], "samples_theirs_us": peers[peer],
     }
@@ -259,15 +273,9 @@ def _slowest(rounds: Sequence[Mapping[str, Samples]], name: str) -> list[float]:
     return [round(max(call), 2) for each in rounds for call in zip(*each[name], strict=True)]
 
 
-def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    ratios = [row["ratio"] for row in rows if "ratio" in row]
-    return {"geomean_ratio": round(statistics.geometric_mean(ratios), 4) if ratios else None,
-            "min_ratio": min(ratios, default=None)}
-
-
 def _print(row: Mapping[str, Any]) -> None:
     if "error" in row:
-        print(f"{row['label']}: {row['error'][:200]}", flush=True)
+        print(f"{row['label']}: {row['error'][-200:]}", flush=True)
         return
     others = " ".join(f"{name}={us:.1f}" for name, us in row["peers_us"].items())
     more = "".join(f", {name} {row[name]}" for name in ("hidden", "round_trips") if name in row)

@@ -1,24 +1,21 @@
 """Local products of 512 to 8192 rows against torch.mm.
 
-    python benchmarks/gemm.py [--trials N] [--rounds N] [--seconds S]
+    python benchmarks/gemm.py [--trials N] [--rounds N] [--seconds S] [-m M ...] [-o FILE] [--keep-older]
 """
 
 from __future__ import annotations
 
-import argparse
-
 import common
 import products
 
+NAME = "gemm"
+
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=8, help="candidates that the tuner measures for a row")
-    parser.add_argument("--rounds", type=int, default=4, help="turns of both sides")
-    parser.add_argument("--seconds", type=float, default=1800.0)
-    parser.add_argument("-m", type=int, nargs="+", default=[512, 4096, 8192])
-    given = parser.parse_args()
-    products.write("gemm", products.measure(given.m, given.trials, given.rounds, given.seconds))
+    given = products.arguments(__doc__, NAME, rounds=4, rows_m=(512, 4096, 8192)).parse_args()
+    found = products.table(NAME, given)
+    products.measure(found, given)
+    print(found.said)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,23 @@
 """Local products of 1 to 64 rows against torch.mm, and against a plain read of the weights, with cold caches.
 
-    python benchmarks/gemm_small_m.py [--trials N] [--rounds N] [--seconds S]
+    python benchmarks/gemm_small_m.py [--trials N] [--rounds N] [--seconds S] [-m M ...] [-o FILE] [--keep-older]
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import statistics
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import common
 import products
+import written
 
 from tilescale.codegen.compile import compile_text
 from tilescale.runtime.gpu_driver import RankDriver
 
+NAME = "gemm_small_m"
 TEXT = "#include <tilescale/measure.cuh>\n\nTILESCALE_READ\n"
 ENTRY, THREADS, BLOCKS_PER_SM = "tilescale_read", 512, (1, 2, 4)
 FLUSH_BYTES = 256 << 20
@@ -61,23 +63,33 @@ def read_us(sizes: set[int]) -> dict[int, float]:
     return found
 
 
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a table says of itself; shares of a plain read of those rows that have one."""
+    shares = [row["of_read"] for row in rows if "of_read" in row]
+    mean = {"geomean_of_read": round(statistics.geometric_mean(shares), 4), "min_of_read": min(shares)} if shares else {}
+    return {**written.ratios(rows), **mean}
+
+
+def compare(found: written.Written, read: Callable[[set[int]], Mapping[int, float]]) -> None:
+    """Hold the new rows against `read`, which says the microseconds of a plain read of so many bytes. A run that was cut
+    before leaves them to the next one."""
+    rows = {id(row): 2 * row["n"] * row["k"] for row in found.mine if "of_read" not in row}
+    reads = read(set(rows.values())) if rows else {}
+    for row in found.mine:
+        if id(row) in rows:
+            weights = rows[id(row)]
+            row["read_us"] = round(reads[weights], 2)
+            row["gbps"], row["read_gbps"] = round(weights / row["ours_us"] / 1e3), round(weights / reads[weights] / 1e3)
+            row["of_read"] = round(reads[weights] / row["ours_us"], 4)
+    found.write()
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=8, help="candidates that the tuner measures for a row")
-    parser.add_argument("--rounds", type=int, default=6, help="turns of both sides")
-    parser.add_argument("--seconds", type=float, default=1800.0)
-    parser.add_argument("-m", type=int, nargs="+", default=[1, 16, 64])
-    given = parser.parse_args()
-    rows = products.measure(given.m, given.trials, given.rounds, given.seconds)
-    reads = read_us({2 * row["n"] * row["k"] for row in rows})
-    for row in rows:
-        weights = 2 * row["n"] * row["k"]
-        row["read_us"] = round(reads[weights], 2)
-        row["gbps"], row["read_gbps"] = round(weights / row["ours_us"] / 1e3), round(weights / reads[weights] / 1e3)
-        row["of_read"] = round(reads[weights] / row["ours_us"], 4)
-    shares = [row["of_read"] for row in rows]
-    mean = round(statistics.geometric_mean(shares), 4)
-    products.write("gemm_small_m", rows, geomean_of_read=mean, min_of_read=min(shares))
+    given = products.arguments(__doc__, NAME, rounds=6, rows_m=(1, 16, 64)).parse_args()
+    found = products.table(NAME, given, summary)
+    products.measure(found, given)
+    compare(found, read_us)
+    print(found.said)
 
 
 if __name__ == "__main__":

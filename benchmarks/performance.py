@@ -22,6 +22,7 @@ TITLES = {
     "fused_gemm_rs": "gemm_rs on ranks that share one GPU",
     "fused_gemm_ar": "gemm_ar on ranks that share one GPU",
     "all_reduce_small": "Small all_reduce on ranks that share one GPU",
+    "family": "all_gather, reduce_scatter and all_reduce on ranks that share one GPU, beside torch's symmetric memory",
     "overlap": "Hidden communication in the scale model",
 }
 BODIES = "Registers and shared memory of compiled bodies"

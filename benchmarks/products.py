@@ -6,8 +6,8 @@ starts with nothing of the last in the L2, and is one replay of a graph with two
 
 from __future__ import annotations
 
+import argparse
 import csv
-import json
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import common
+import written
 
 import tilescale as ts
 from tilescale.runtime.gpu_runner import GpuRunner
@@ -32,6 +33,8 @@ SPACE: dict[str, Sequence[str | int]] = {"compute": ["generated"]}
 AHEAD = 16             # schedules that are compiled before a search asks for them
 BOUNDS = Bounds(minimum=6, maximum=6, batch=6, warmup=2)
 SHAPES = Path(__file__).parent / "data" / "tp_shapes.csv"
+RESULTS = Path(__file__).parent / "results"
+KEYS = ("layer", "m", "n", "k")
 
 
 @dataclass(frozen=True)
@@ -63,26 +66,46 @@ def promising(spec: Spec) -> tuple[Schedule, ...]:
     return Prior(spec, Space(spec, SPACE).schedules).ranked[:AHEAD]
 
 
-def measure(rows_m: Sequence[int], trials: int, rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """A row for every layer and M, until `seconds` are over."""
+def arguments(description: str | None, name: str, rounds: int, rows_m: Sequence[int]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=8, help="candidates that the tuner measures for a row")
+    parser.add_argument("--rounds", type=int, default=rounds, help="turns of both sides")
+    parser.add_argument("--seconds", type=float, default=1800.0, help="no row is begun after so many")
+    parser.add_argument("-m", type=int, nargs="+", default=list(rows_m))
+    parser.add_argument("-o", "--output", type=Path, default=RESULTS / f"{name}.json",
+                        help="rows of the same sources that are there are kept and not measured again")
+    parser.add_argument("--db", help="a performance database: searches learn from earlier rows and runs")
+    parser.add_argument("--keep-older", action="store_true",
+                        help="keep rows of other sources too, until they are measured again; each names its sources")
+    return parser
+
+
+def table(name: str, given: argparse.Namespace, summary: written.Summary = written.ratios) -> written.Written:
+    """The file that rows are joined in."""
+    return written.Written(given.output, common.header(name), KEYS, keep_older=given.keep_older, summary=summary)
+
+
+def measure(found: written.Written, given: argparse.Namespace) -> None:
+    """A row for every layer and M that `found` lacks, written when it is there, until `given.seconds` are over."""
     topology = ts.Topology.detect().with_ranks(1)
-    work = [(m, layer, declare(m, layer, topology)) for m in rows_m for layer in layers()]
+    work = [(m, layer, declare(m, layer, topology)) for m in given.m for layer in layers()
+            if (layer.name, m, layer.n, layer.k) not in found.done]
+    if not work:
+        return
     started = time.monotonic()
-    rows: list[dict[str, Any]] = []
     with GpuRunner(topology, bounds=BOUNDS) as runner:
         runner.start()
         with ProcessPoolExecutor() as pool:
             for (_, _, spec), schedules in zip(work, pool.map(promising, [spec for _, _, spec in work]), strict=True):
                 runner.prefetch(spec, schedules)
-        for m, layer, spec in work:
-            if time.monotonic() - started > seconds:
-                print(f"stopped after {len(rows)} of {len(work)} rows: {seconds:g} s are over")
+        for number, (m, layer, spec) in enumerate(work):
+            if time.monotonic() - started > given.seconds:
+                print(f"stopped after {number} of {len(work)} rows: {given.seconds:g} s are over")
                 break
-            result = ts.tune(spec, trials=trials, runner=runner, space=SPACE)
-            found = runner.race(spec, [result.best], (PEER,), rounds)
-            rows.append(_row(m, layer, result.best, found))
-            print({key: value for key, value in rows[-1].items() if not key.startswith("samples")}, flush=True)
-    return rows
+            result = ts.tune(spec, trials=given.trials, db=given.db, runner=runner, space=SPACE)
+            row = _row(m, layer, result.best, runner.race(spec, [result.best], (PEER,), given.rounds))
+            found.add(row)
+            print({key: value for key, value in row.items() if not key.startswith("samples")}, flush=True)
 
 
 def _row(m: int, layer: Layer, best: Schedule, found: Sequence[Any]) -> dict[str, Any]:
@@ -94,12 +117,3 @@ def _row(m: int, layer: Layer, best: Schedule, found: Sequence[Any]) -> dict[str
         "ours_us": round(ours_us, 2), "theirs_us": round(theirs_us, 2), "ratio": round(theirs_us / ours_us, 4),
         "tflops": round(2 * m * layer.n * layer.k / ours_us / 1e6, 1), "samples_ours_us": ours, "samples_theirs_us": theirs,
     }
-
-
-def write(name: str, rows: Sequence[dict[str, Any]], **more: Any) -> None:
-    """results/<name>.json; the summary is printed."""
-    ratios = [row["ratio"] for row in rows]
-    summary = {"geomean_ratio": round(statistics.geometric_mean(ratios), 4), "min_ratio": min(ratios), **more}
-    path = Path(__file__).parent / "results" / f"{name}.json"
-    path.write_text(json.dumps({**common.header(name), "rows": list(rows), **summary}) + "\n")
-    print(json.dumps({"rows": len(rows), **summary}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tilescale.spec.op import (
@@ -126,19 +127,20 @@ def exchange(name: str, ranks: int = 4, *, inputs: str = "ordinary", dtype: str 
 
 def routed(op: str, ranks: int = 4, *, tokens: int = 0, hidden: int = 136, experts: int = 0, top_k: int = 2,
            dtype: str = "bfloat16", inputs: str = "ordinary", routing: str = "uniform", on: Topology | None = None,
-           columns: int = 152, out_dtype: str | None = None, partial_dtype: str | None = None) -> Spec:
+           columns: int = 152, out_dtype: str | None = None, partial_dtype: str | None = None,
+           then: Sequence[str] = (), order: str = "row", scales: str | None = None) -> Spec:
     """"dispatch", "dispatch_gemm", "gemm_combine" or "combine" of expert parallelism, small: by default two experts and
     eight tokens a rank."""
     tokens, experts, topology_ = tokens or 8 * ranks, experts or 2 * ranks, on or topology(ranks)
     if op == "dispatch_gemm":
-        weights = Tensor((experts, hidden, columns), dtype, FullRow)
+        weights = Tensor((experts, hidden, columns), dtype, FullRow, order)
         return moe_dispatch_gemm(Tensor((tokens, hidden), dtype, FullRow), weights, top_k, topology_, out_dtype=out_dtype,
-                                 routing=routing, inputs=inputs)
+                                 routing=routing, inputs=inputs, then=then, scales=scales)
     if op == "gemm_combine":
         rows = Tensor((ranks * tokens * top_k, hidden), dtype, FullRow)
-        weights = Tensor((experts, hidden, columns), dtype, FullRow)
+        weights = Tensor((experts, hidden, columns), dtype, FullRow, order)
         return moe_gemm_combine(rows, weights, tokens, top_k, topology_, out_dtype=out_dtype, partial_dtype=partial_dtype,
-                                routing=routing, inputs=inputs)
+                                routing=routing, inputs=inputs, scales=scales)
     if op == "dispatch":
         return moe_dispatch(Tensor((tokens, hidden), dtype, FullRow), experts, top_k, topology_, routing=routing,
                             inputs=inputs)

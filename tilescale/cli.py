@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import warnings
 from typing import Annotated
 
 import typer
 
 from tilescale.commands import bench, bundle, emit, explain, model, prove, report, space, topology, tune
 from tilescale.commands.output import FAILED, INTERRUPTED, PIPE, of_system, say, show
+from tilescale.errors import printable
 
 app = typer.Typer(
     name="tilescale",
@@ -62,7 +64,9 @@ def main() -> None:
     for name in ("stdout", "stderr"):  # a stream that was closed by the caller is None: what is said goes nowhere
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the process ends
-    code = _run()
+    with warnings.catch_warnings():
+        warnings.showwarning = _warned
+        code = _run()
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -70,6 +74,11 @@ def main() -> None:
         with contextlib.suppress(OSError, ValueError):  # or the interpreter tries again at its end
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
+
+
+def _warned(message: Warning | str, *place: object, **more: object) -> None:
+    """A warning as a line: where in the code it was raised tells a user nothing."""
+    say(f"warning: {printable(str(message))}")
 
 
 def _run() -> int | str | None:

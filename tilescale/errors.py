@@ -6,6 +6,15 @@ import difflib
 from collections.abc import Iterable
 
 
+def printable(text: str) -> str:
+    r"""The text with what a terminal would act on, or not show, as escapes.
+
+    >>> printable("a\x1b[2J\n")
+    'a\\x1b[2J\\n'
+    """
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
 class TilescaleError(Exception):
     """Base of all errors raised on purpose.
 
@@ -25,7 +34,7 @@ class TilescaleError(Exception):
             parts.append(f"got: {self.actual}")
         if self.remedy:
             parts.append(self.remedy)
-        return " ".join("; ".join(parts).split())
+        return printable(" ".join("; ".join(parts).split()))
 
 
 class SpecError(TilescaleError):

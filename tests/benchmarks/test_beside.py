@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tilescale.errors import RunnerError
-from tilescale.runtime.baselines import Timing
+from tilescale.runtime.baselines import Timing, names_for
 from tilescale.runtime.measure import Measurement
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
@@ -133,6 +133,55 @@ def test_rows_of_other_sources_stay_until_they_are_measured_again(
     sources = {row["label"]: row["sources"] for row in result["rows"]}
     assert sources.pop("all_reduce 512 KB ranks=2") == result["version"] == "after"
     assert set(sources.values()) == {"before"}
+
+
+def test_the_family_is_raced_with_all_operators_that_torch_has_for_it(beside: Any) -> None:
+    rows = {row.label: row for row in beside.family([2, 8], placements=("ordinary", "symmetric")).rows}
+    assert len(rows) == 2 * len(beside.MOVES) * len(beside.SIZES) * 2
+    for label, row in rows.items():
+        op, number, unit = label.split()[:3]
+        sizes = row.spec.inputs[0].sizes
+        assert row.spec.op == op
+        assert sizes[0] * sizes[1] * 2 == int(number) * {"KB": 1 << 10, "MB": 1 << 20}[unit]
+        assert row.spec.placement == ("symmetric" if label.endswith("symmetric") else "ordinary")
+        assert row.bounds == (beside.BOUNDS if number in ("16", "64") and unit == "MB" else beside.SMALL_BOUNDS)
+    peers = {row.spec.op: set(names_for(row.spec)) - {"unfused"} for row in rows.values()}
+    copies, reads, two = "torch.symm_mem", "torch.symm_mem.one_shot", "torch.symm_mem.two_shot"
+    assert peers == {"all_gather": {copies}, "reduce_scatter": {copies, reads}, "all_reduce": {reads, two}}
+
+
+def test_a_row_without_a_peer_that_runs_says_why(run: Any, beside: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside, "names_for", lambda spec: ("unfused", "torch.symm_mem.two_shot"))
+    (row,) = run("--only", " 8 KB")["rows"]
+    assert "a row has a peer that runs" in row["error"]
+    assert "torch.symm_mem.two_shot" in row["error"]
+    assert "not here" in row["error"]
+
+
+def test_a_group_of_ranks_times_rows_of_its_bounds(
+    beside: Any, tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+
+    class Bounded(Runner):
+        def __init__(self, topology: Topology, bounds: object = None) -> None:
+            super().__init__(topology, bounds)
+            made.append(bounds)
+
+    monkeypatch.setattr(beside, "GpuRunner", Bounded)
+    given = beside.arguments("", trials=2).parse_args(
+        ["-o", str(tmp_path / "family.json"), "--ranks", "2", "--trials", "2"])
+    beside.run([beside.family([2], ["all_gather"], ["64 KB", "1 MB", "16 MB"])], given)
+    assert made == [beside.SMALL_BOUNDS, beside.BOUNDS]
+    rows = json.loads((tmp_path / "family.json").read_text())["rows"]
+    assert [row["label"] for row in rows] == [f"all_gather {size} ranks=2" for size in ("64 KB", "1 MB", "16 MB")]
+    assert {row["peer"] for row in rows} == {"torch.symm_mem"}
+
+
+def test_every_table_has_its_section_on_the_page(beside: Any) -> None:
+    import performance
+
+    assert set(beside.TABLES) <= set(performance.TITLES)
 
 
 def test_the_scale_model_says_how_much_is_hidden(beside: Any) -> None:

@@ -28,6 +28,17 @@ SPECS = {
     "dispatch of odd sizes": routed("dispatch", 2, hidden=77, experts=64, top_k=6, dtype="float16"),
     "dispatch before products": routed("dispatch_gemm", 8, hidden=7168, experts=256, top_k=8, columns=4096),
     "dispatch before products, fp16": routed("dispatch_gemm", 2, experts=8, dtype="float16", out_dtype="float32"),
+    "dispatch before products, then bias and swiglu": routed(
+        "dispatch_gemm", 8, hidden=7168, experts=256, top_k=8, columns=4096, then=("bias", "swiglu")),
+    "dispatch before products, then bias and gelu": routed(
+        "dispatch_gemm", 2, experts=8, out_dtype="float32", then=("bias", "gelu")),
+    **{f"dispatch before products of bytes, {kind}": routed(
+        "dispatch_gemm", 8, hidden=7168, experts=256, top_k=8, columns=4096, dtype="float8_e4m3fn", order="col",
+        scales=kind, then=("swiglu",)) for kind in ("tensor", "rowcol", "block")},
+    "products of bytes before combine": routed(
+        "gemm_combine", 8, hidden=2048, experts=256, top_k=8, columns=7168, dtype="float8_e4m3fn", order="col",
+        scales="block"),
+    "dispatch before products of a Linear's weights": routed("dispatch_gemm", 2, experts=8, order="col"),
     "products before combine": routed("gemm_combine", 8, hidden=2048, experts=256, top_k=8, columns=7168),
     "rounded products before combine": routed("gemm_combine", 2, experts=8, partial_dtype="bfloat16"),
     "combine": routed("combine", 8, hidden=7168, experts=256, top_k=8),

@@ -8,6 +8,7 @@ from dataclasses import replace
 from support import routed
 
 from tilescale.codegen.emit import emit
+from tilescale.codegen.program import Kernel
 from tilescale.codegen.ragged_rows import BY_TOKEN, OWN, PACKED, TOLD
 from tilescale.codegen.rules import check_kernels
 from tilescale.codegen.table import KIND_RAGGED, KIND_SOURCE, STEP, TASKS
@@ -100,6 +101,51 @@ def test_kernel_texts_are_as_committed(golden: Callable[[str, str], None]) -> No
     for name, schedule in (("behind", EXPERTS), ("beside", replace(EXPERTS, overlap="fused", depth=2))):
         kernels = emit(routed("dispatch_gemm", 4), schedule).kernels
         golden(f"experts_{name}.cu", "\n".join(f"// {kernel.entry} for {kernel.arch}\n{kernel.text}" for kernel in kernels))
+
+
+def test_kernels_of_products_with_epilogues_are_as_committed(golden: Callable[[str, str], None]) -> None:
+    spec = routed("dispatch_gemm", 4, columns=160, then=("bias", "swiglu"))
+    kernels = (*emit(spec, EXPERTS).kernels, *emit(spec, replace(EXPERTS, overlap="fused", depth=2)).kernels)
+    golden("experts_then.cu", "\n".join(f"// {kernel.entry} for {kernel.arch}\n{kernel.text}" for kernel in kernels))
+    assert check_kernels(kernels) == ()
+    program = emit(spec, EXPERTS)
+    assert program.slots[0].buffer == "bias"  # where the text says that it is
+    assert program.n == 160
+    silu = emit(routed("dispatch_gemm", 4, then=("silu",)), EXPERTS)
+    assert silu.slots == emit(routed("dispatch_gemm", 4), EXPERTS).slots
+    assert all(("Silu" in kernel.text) == (kernel.entry == "tilescale_grouped") for kernel in silu.kernels)
+
+
+def test_kernels_of_scaled_bytes_are_as_committed(golden: Callable[[str, str], None]) -> None:
+    def made(op: str, kind: str) -> tuple[Kernel, ...]:
+        spec = routed(op, 4, hidden=272, dtype="float8_e4m3fn", order="col", scales=kind)
+        bytes_of = replace(EXPERTS, block_k=128)
+        return (*emit(spec, bytes_of).kernels, *emit(spec, replace(bytes_of, overlap="fused", depth=2)).kernels)
+
+    kernels = made("dispatch_gemm", "block")
+    golden("experts_scaled.cu", "\n".join(f"// {kernel.entry} for {kernel.arch}\n{kernel.text}" for kernel in kernels))
+    assert all("BlockScales<false>" in kernel.text for kernel in kernels)  # who sends them, and who multiplies by them
+    for kernel in made("dispatch_gemm", "tensor") + made("gemm_combine", "rowcol"):
+        assert ("Scales<false>" in kernel.text) == (kernel.entry != "tilescale_moe")
+    for op in ("dispatch_gemm", "gemm_combine"):
+        for kind in ("tensor", "rowcol", "block"):
+            assert check_kernels(made(op, kind)) == ()
+
+
+def test_scales_have_the_first_slots_and_those_that_arrive_a_place_of_their_own() -> None:
+    spec = routed("dispatch_gemm", 2, experts=8, hidden=272, dtype="float8_e4m3fn", order="col", scales="rowcol",
+                  then=("bias",))
+    schedule = replace(EXPERTS, block_k=128)
+    program = emit(spec, schedule)
+    assert [slot.buffer for slot in program.slots[:3]] == ["scale_a", "scale_b", "bias"]
+    assert any("ts::Bias<2, ts::Bf16>" in kernel.text for kernel in program.kernels)
+    at = [slot.buffer for slot in program.slots].index("scales")
+    placed = rows(spec, schedule, "place_group")
+    assert placed[2][2] == at
+    data = bytes.fromhex(program.ranks[0][1].steps)
+    table = [STEP.unpack(data[begin:begin + STEP.size]) for begin in range(0, len(data), STEP.size)]
+    first = next(i for i, row in enumerate(table) if row[6] == TASKS["multiply"])
+    assert (table[first][7], table[first + 2][2]) == (2, at)
 
 
 def test_kernels_of_products_before_a_combine_are_as_committed(golden: Callable[[str, str], None]) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from deploy.fakes import ag_gemm, all_gather
 
+import tilescale as ts
 from tilescale.deploy import tensors
 from tilescale.errors import BundleError
 
@@ -33,6 +34,21 @@ def test_a_square_weight_is_told_by_its_strides():
     assert tensors.as_declared(empty(64, 64).t(), b).stride() == (1, 64)
     with pytest.raises(BundleError, match=r"column-major.*w.t\(\)"):
         tensors.as_declared(empty(64, 64), b)
+
+
+def test_matrices_of_experts_are_taken_as_declared_and_as_weights_of_linears():
+    topology = ts.Topology.named("8xH200-NVSwitch", ranks=2)
+    spec = ts.moe_dispatch_gemm(ts.Tensor((16, 64), "bfloat16", ts.FullRow),
+                                ts.Tensor((4, 64, 96), "bfloat16", ts.FullRow, "col"), 2, topology)
+    b = tensors.local_inputs(spec, 0)[1]
+    assert (b.shape, b.strides) == ((2, 64, 96), (64 * 96, 1, 64))
+    weights = empty(2, 96, 64)
+    for given in (weights, weights.mT):
+        taken = tensors.as_declared(given, b)
+        assert (tuple(taken.shape), taken.stride()) == (b.shape, b.strides)
+        assert taken.data_ptr() == weights.data_ptr()
+    with pytest.raises(BundleError, match=r"column-major.*w.mT"):
+        tensors.as_declared(empty(2, 64, 96), b)
 
 
 @pytest.mark.parametrize(("value", "says"), [

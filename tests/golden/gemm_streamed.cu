@@ -24,11 +24,12 @@ struct Config {
   static constexpr int raster_group = 8;
   static constexpr int cluster_m = 1;
   static constexpr int split_k = 1;
+  static constexpr bool b_passes = true;
   static constexpr int stream_k = 1;
   static constexpr bool clusters = false;
   static constexpr bool splits = false;
   static constexpr bool b_row_major = false;
-  static constexpr bool in_flight = false;
+  static constexpr bool in_flight = true;
   static constexpr bool store_staged = true;
   static constexpr bool store_tensor = true;
   static constexpr int store_versions = 1;

@@ -28,6 +28,7 @@ SCATTER = replace(FUSED, algorithm="scatter", depth=1, num_comm_blocks=0)
 ONE_SHOT, TWO_SHOT, RING = ({"algorithm": name} for name in ("one_shot", "two_shot", "ring"))
 GANG = Schedule(compute="generated", num_comm_blocks=2)
 EXPERTS = replace(GANG, **TILE)
+EXPERT_BYTES = replace(EXPERTS, block_k=128)
 LOCAL = Schedule(compute="generated", **{**TILE, "num_stages": 6, "raster_group": 4})
 SPLIT = replace(LOCAL, block_m=128, split_k=2)
 STREAM = replace(LOCAL, stream_k=1)
@@ -152,6 +153,18 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "dispatch before products": (routed("dispatch_gemm", 3), EXPERTS),
     "dispatch beside products": (routed("dispatch_gemm", 3), replace(EXPERTS, overlap="fused")),
     "dispatch in groups beside products": (routed("dispatch_gemm", 3), replace(EXPERTS, overlap="fused", depth=2)),
+    "dispatch before products, then bias and swiglu": (
+        routed("dispatch_gemm", 3, columns=160, then=("bias", "swiglu")), EXPERTS),
+    "dispatch in groups beside products, then bias and silu": (
+        routed("dispatch_gemm", 3, then=("bias", "silu")), replace(EXPERTS, overlap="fused", depth=2)),
+    "scaled bytes of experts": (
+        routed("dispatch_gemm", 3, dtype="float8_e4m3fn", order="col", hidden=272, scales="rowcol"), EXPERT_BYTES),
+    "scaled bytes of experts beside their dispatch": (
+        routed("dispatch_gemm", 3, dtype="float8_e4m3fn", order="col", hidden=272, columns=160, scales="block",
+               then=("bias", "swiglu")), replace(EXPERT_BYTES, overlap="fused", depth=2)),
+    "scaled bytes of experts beside a combine": (
+        routed("gemm_combine", 3, dtype="float8_e4m3fn", order="col", hidden=272, scales="rowcol"),
+        replace(EXPERT_BYTES, overlap="fused", depth=2)),
     "products before combine": (routed("gemm_combine", 3), EXPERTS),
     "products beside combine": (routed("gemm_combine", 3), replace(EXPERTS, overlap="fused", depth=2)),
     "uneven copies": (all_gather((200, 24), 3), COPY),

@@ -25,6 +25,7 @@ from tilescale.schedules.plan import (
     Clear,
     Copy,
     Gemm,
+    Grouped,
     PacketStep,
     Plan,
     Reduce,
@@ -245,23 +246,28 @@ def _source_more(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
     return put(steps, at, replace(step, srcs=(*step.srcs, step.srcs[0])))
 
 
-@kind("epilogue left out", (Gemm, Sum))
+@kind("epilogue left out", (Gemm, Sum, Grouped))
 def _epilogue_left_out(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
     step = steps[at]
-    assert isinstance(step, Gemm | Sum)
+    assert isinstance(step, Gemm | Sum | Grouped)
     return put(steps, at, replace(step, then=step.then[:-1])) if step.then else None
 
 
-@kind("epilogue applied twice", (Gemm, Sum))
+@kind("epilogue applied twice", (Gemm, Sum, Grouped))
 def _epilogue_twice(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
     step = steps[at]
-    assert isinstance(step, Gemm | Sum)
-    return put(steps, at, replace(step, then=(*step.then, plan.goal.then[-1]))) if plan.goal.then else None
+    assert isinstance(step, Gemm | Sum | Grouped)
+    return put(steps, at, replace(step, then=(*step.then, plan.goal.then[-1]))) if step.then or (
+        plan.goal.then and not isinstance(step, Grouped)) else None
 
 
-@kind("extra operand cut short", (Gemm, Sum))
+@kind("extra operand cut short", (Gemm, Sum, Grouped))
 def _extra_cut_short(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
     step = steps[at]
+    if isinstance(step, Grouped):
+        names = {extra.buffer for extra in plan.goal.extras}
+        reads = tuple(replace(region, size=region.size // 2) if region.buffer in names else region for region in step.reads)
+        return put(steps, at, replace(step, reads=reads)) if reads != step.reads else None
     assert isinstance(step, Gemm | Sum)
     short = tuple(replace(region, size=region.size // 2) for region in step.extras)
     return put(steps, at, replace(step, extras=short)) if short else None

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from families import (
     BYTES,
+    EXPERT_BYTES,
     EXPERTS,
     FEW,
     FUSED,
@@ -205,9 +206,25 @@ RUNS |= {
     "experts behind": (routed("dispatch_gemm", 2, **_EXPERTS), EXPERTS),  # type: ignore[arg-type]
     "experts beside": (routed("dispatch_gemm", 2, **_EXPERTS),  # type: ignore[arg-type]
                        replace(EXPERTS, overlap="fused", depth=2)),
+    "experts behind, then gelu and bias": (
+        routed("dispatch_gemm", 2, **_EXPERTS, then=("gelu", "bias")), EXPERTS),  # type: ignore[arg-type]
+    "experts beside, then bias and swiglu": (
+        routed("dispatch_gemm", 2, **{**_EXPERTS, "columns": 304}, then=("bias", "swiglu")),  # type: ignore[arg-type]
+        replace(EXPERTS, overlap="fused", depth=2)),
     "products of experts back": (routed("gemm_combine", 2, **_EXPERTS), EXPERTS),  # type: ignore[arg-type]
     "products go back beside": (routed("gemm_combine", 2, **_EXPERTS),  # type: ignore[arg-type]
                                 replace(EXPERTS, overlap="fused", depth=2)),
+}
+# Contractions of two blocks and a tail, whose scales differ; two columns of tiles, and of blocks of scales.
+_OF_BYTES = {**_EXPERTS, "hidden": 272, "dtype": "float8_e4m3fn", "order": "col"}
+RUNS |= {
+    "bytes of experts": (routed("dispatch_gemm", 2, **_OF_BYTES), EXPERT_BYTES),  # type: ignore[arg-type]
+    "bytes of experts scaled": (routed("dispatch_gemm", 2, **_OF_BYTES, scales="rowcol"), EXPERT_BYTES),  # type: ignore[arg-type]
+    "bytes of experts in blocks": (routed("dispatch_gemm", 2, **_OF_BYTES, scales="block"),  # type: ignore[arg-type]
+                                   replace(EXPERT_BYTES, overlap="fused", depth=2)),
+    "bytes of experts in whole": (routed("dispatch_gemm", 2, **_OF_BYTES, scales="tensor"), EXPERT_BYTES),  # type: ignore[arg-type]
+    "bytes of experts back": (routed("gemm_combine", 2, **_OF_BYTES, scales="rowcol"),  # type: ignore[arg-type]
+                              replace(EXPERT_BYTES, overlap="fused", depth=2)),
 }
 RUNS["signals"] = (between_two(), Schedule(
     compute="generated", block_m=128, block_n=256, block_k=64, num_stages=3, raster_group=4))

@@ -12,7 +12,7 @@ from support import ag_gemm, all_gather, gemm_rs, reduction
 from tilescale.codegen.emit import emit
 from tilescale.errors import EmulationError, TopologyError
 from tilescale.runtime import replay_file
-from tilescale.runtime.emulate import Conditions, Run, emulate
+from tilescale.runtime.emulate import Conditions, Emulation, Run, emulate
 from tilescale.runtime.emulator import run_isolated
 from tilescale.runtime.scaled import scaled
 from tilescale.schedules.lower import lower
@@ -161,6 +161,24 @@ def test_a_replay_file_makes_the_same_run_again(tmp_path: Path) -> None:
     assert replay_file.write(tmp_path, spec, schedule, first, conditions) == path
     again, changed = replay_file.run(replay_file.read(path))
     assert (again, changed) == (first, False)
+
+
+@pytest.mark.parametrize(("change", "says"), [
+    ({"calls": 0}, r"calls of a run is an integer from 1 to 100; got: 0; for example calls=3"),
+    ({"calls": 10**9}, r"calls of a run is an integer from 1 to 100; got: 1000000000"),
+    ({"first_call": -1}, r"first_call of a run is an integer from 0 to 4294967295; got: -1"),
+    ({"first_call": 2**32}, r"first_call of a run .*got: 4294967296; epochs wrap"),
+    ({"late_rank": 64}, r"late_rank of a run is an integer from -1 to \d; got: 64; a rank of all_gather .*, or -1"),
+    ({"late_rank": -2}, r"late_rank of a run .*got: -2"),
+], ids=str)
+def test_conditions_that_no_run_has_are_refused(tmp_path: Path, change: dict[str, int], says: str) -> None:
+    spec, schedule = SCHEDULES["copy push"]
+    conditions = replace(Conditions(), **change)
+    with pytest.raises(EmulationError, match=f"^{says}"):
+        emulate(spec, schedule, conditions=conditions)
+    path = replay_file.write(tmp_path, spec, schedule, Emulation(False, "", "", "lazy", 1, 1), conditions)
+    with pytest.raises(EmulationError, match=f"^replay file {path}: {says}"):
+        replay_file.read(path)
 
 
 def test_what_is_no_replay_file_is_said(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ from typer.testing import CliRunner
 
 from tilescale.cli import app, main
 from tilescale.codegen import rules
-from tilescale.commands import prove
+from tilescale.commands import bar, prove
 from tilescale.runtime import emulate as emulating
 from tilescale.runtime import replay_file
 from tilescale.schedules import lower as lowering
 from tilescale.schedules.plan import Plan, Signal
+from tilescale.schedules.space import space
+from tilescale.tuner.recipe import read
 
 ROOT = Path(__file__).parents[2]
 RECIPE = str(ROOT / "recipes" / "all_gather" / "activations.toml")
@@ -130,6 +133,67 @@ def test_a_damaged_replay_file_is_wrong_usage(tilescale: Any, tmp_path: Path, da
     done = tilescale("emulate", "--replay", "damaged.json")
     assert done.exit_code == 2, done.output
     assert "damaged.json is a replay file" in done.output
+
+
+def test_a_replay_file_with_conditions_that_no_run_has_is_wrong_usage(tilescale: Any) -> None:
+    spec = read(RECIPE).specs["decode_64x8192"]
+    emulation = emulating.Emulation(False, "", "", "lazy", 0, 1)
+    conditions = emulating.Conditions(late_rank=99)
+    path = replay_file.write(Path(), spec, next(iter(space(spec))), emulation, conditions)
+    done = tilescale("emulate", "--replay", str(path))
+    assert done.exit_code == 2, done.output
+    assert done.output.count("\n") == 1
+    assert f"--replay: replay file {path}: late_rank of a run is an integer from -1 to 3; got: 99" in done.output
+
+
+def test_a_folder_for_proofs_that_cannot_be_written_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(sys, "argv", ["tilescale", "verify", RECIPE, "--limit", "4"])
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # the command sets another
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        with pytest.raises(SystemExit) as ended:
+            main()
+    said = capsys.readouterr()
+    assert ended.value.code == 0
+    assert "4 of 4 schedules proved" in said.out
+    folder = tmp_path / "file" / "tilescale" / "proofs"
+    assert said.err == (f"warning: proofs are not kept in {folder}: Not a directory; set XDG_CACHE_HOME to a folder that "
+                        "can be written, or use --no-cache\n")
+
+
+def test_progress_of_emulation_counts_runs(tilescale: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bar, "LINE_EVERY_S", 0.0)
+    emulation = emulating.Emulation(True, "right", "", "lazy", 0, 1)
+    monkeypatch.setattr(emulating, "emulate", lambda *arguments, **options: emulation)
+    done = tilescale("emulate", RECIPE, "-w", "decode_64x8192", "--limit", "2", "--seeds", "3")
+    assert done.exit_code == 0, done.output
+    lines = [line for line in done.stderr.splitlines() if line.startswith("runs of")]
+    assert lines[0] == "runs of decode_64x8192: 0 of 6, time left unknown, schedule 1 of 2, seed 0"
+    assert [line.split(",")[0] for line in lines] == [f"runs of decode_64x8192: {done} of 6" for done in range(7)]
+    assert lines[5].endswith("schedule 2 of 2, seed 2")
+
+
+STEERING = "a\x1b[2J\nb\u202e"  # clears a terminal, begins a line, turns what follows around
+
+
+@pytest.mark.parametrize("words", [
+    ("space",), ("verify", "--limit", "1", "--no-cache"), ("verify", "--worlds", "2", "--limit", "1", "--no-cache"),
+    ("verify", "-w", STEERING, "--limit", "1", "--no-cache"), ("emulate", "--limit", "1"), ("explain",),
+    ("emit", "-w", "nothing"), ("verify", "-w", f"{STEERING}?"), ("tune", "--trials", "1", "--db", "x.db")])
+def test_what_a_terminal_acts_on_is_printed_as_escapes(
+    tilescale: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(bar, "LINE_EVERY_S", 0.0)
+    text = Path(RECIPE).read_text().replace('"decode_64x8192"', json.dumps(STEERING))
+    (tmp_path / "it.toml").write_text(text)
+    done = tilescale(words[0], "it.toml", *words[1:])
+    for line in done.output.splitlines():
+        assert line.isprintable(), line
+    assert "a\\x1b[2J\\nb\\u202e" in done.output, done.output
 
 
 def test_a_replay_takes_all_from_its_file(tilescale: Any) -> None:

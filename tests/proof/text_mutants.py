@@ -170,12 +170,15 @@ _STAGED = ("parts", "parts pulled", "product", "fp32 large")
 _FEW = ("few rows", "few rows of odd columns", "few rows of floats")
 _BYTES = ("product of bytes", "few rows of bytes")
 _SCALED = ("scaled rows and columns", "scaled blocks", "few rows scaled", "few rows in blocks", "gathered rows scaled",
-           "scaled")
+           "scaled", "bytes of experts scaled", "bytes of experts in blocks", "bytes of experts in whole")
 _PACKETS = ("packets", "packets of three", "packets twice", "packets of two, twice", "packets gathered",
             "packets of owners")
 _SUMS = ("sum", "sum of floats", "sum of odd sizes", "sum of three", "sum handed out", "scatter")
 _SWITCH = ("switch stores", "switch sums", "switch sums floats")
 _DISPATCHES, _COMBINES = ("dispatch", "dispatch pulled"), ("combine", "combine pulled", "products of experts back")
+_THEN_EXPERTS = ("experts beside, then bias and swiglu", "experts behind, then gelu and bias")
+_EXPERT_BYTES = ("bytes of experts scaled", "bytes of experts in blocks", "bytes of experts in whole",
+                 "bytes of experts back")
 _TURNS = ("turns", "turns in clusters")
 _STREAMED = ("streamed", "streamed in clusters", "one tile streamed")
 _WARPS = ("warps", "warps, row-major B", "warps, odd columns", "warps, then bias and swiglu")
@@ -193,7 +196,7 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "": ("copy", "copy behind", "fused pull", "sum handed out", "sum of three", "odd columns", "many steps")},
     "epilogue.cuh": {"": (
         "then bias and silu", "accumulated", "then gelu, shared contraction", "then swiglu", "then swiglu, few rows",
-        "summed, then bias and addend", "normalised", "normalised, and the sum")},
+        "summed, then bias and addend", "normalised", "normalised, and the sum", *_THEN_EXPERTS)},
     "norm.cuh": {"": ("normalised", "normalised, handed out", "normalised, and the sum")},
     "gemm.cuh": {
         "gemm_producer": ("fused pull", "gemm", "parts", "product"), "load_b": (*_CLUSTERS, "row", "gemm"),
@@ -235,7 +238,9 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "grouped.cuh": {
         **dict.fromkeys(("tell_group", "for_group_tiles"), ("experts beside", "products of experts back")),
         "return_group_step": ("products go back beside",),
-        "grouped_consumer": ("experts beside", "products go back beside"),
+        **dict.fromkeys(("send_group_step", "place_group_step", "load_group_stage", "sent_scales"), (
+            "experts beside", "experts behind", *_EXPERT_BYTES)),
+        "grouped_consumer": ("experts beside", "products go back beside", *_THEN_EXPERTS, *_EXPERT_BYTES),
         "": ("experts beside", "experts behind")},
     "carry.cuh": {"": ("carried", "carried odd", "carried, then bias", "carried, then addend, by all")},
     "sum.cuh": {"": _SUMS},
@@ -246,6 +251,7 @@ BY_PLACE = {  # of functions that other schedules run as well
     **dict.fromkeys(("promote_scaled", "load_scales"), ("scaled blocks",)),
     "return_group_step": ("products go back beside",), "group_step": ("experts beside",),
     "if (me.role == kGemmRole)": ("experts beside", *_OTHERS),
+    "store_rows<Stored>(halved, staging, &maps.out, rows": _THEN_EXPERTS[:1],
     "store_rows<Stored>(halved, staging, &maps": ("then swiglu",),
     "return EpilogueOf<C>::halves ?": _WARPS[-1:], "warpgroup * kSubtiles + s": ("segments, large",),
 }

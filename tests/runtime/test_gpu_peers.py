@@ -140,6 +140,7 @@ RS, AR = gemm_rs((16, 24, 64)), gemm_rs((16, 24, 64), out="Replicate")
 @pytest.mark.parametrize(("name", "spec", "calls"), [
     ("torch.symm_mem", ag_gemm((16, 24, 64)), ["fused_all_gather_matmul"]),
     ("torch.symm_mem", all_gather((16, 24)), ["_low_contention_all_gather"]),
+    ("torch.symm_mem", all_gather((16, 24), inputs="symmetric"), ["_low_contention_all_gather"]),
     ("torch.symm_mem", RS, ["fused_matmul_reduce_scatter"]),
     ("torch.symm_mem", reduction((16, 24), to="FullRow"), ["_low_contention_reduce_scatter"]),
     ("torch.symm_mem", reduction((16, 24), to="FullRow", inputs="symmetric"), ["_low_contention_reduce_scatter"]),
@@ -164,6 +165,21 @@ RS, AR = gemm_rs((16, 24, 64)), gemm_rs((16, 24, 64), out="Replicate")
 ], ids=lambda value: f"{value.label} {value.placement}" if isinstance(value, Spec) else None)
 def test_a_path_computes_the_operation(monkeypatch: pytest.MonkeyPatch, name: str, spec: Spec, calls: list[str]) -> None:
     assert compare(monkeypatch, name, spec) == calls
+
+
+@pytest.mark.parametrize(("inputs", "placed"), [("ordinary", set()), ("symmetric", {True})])
+def test_shards_that_peers_can_read_are_gathered_where_they_lie(
+    monkeypatch: pytest.MonkeyPatch, inputs: str, placed: set[bool]
+) -> None:
+    found, place = set(), gpu_peers._Summands.__call__
+
+    def watched(self: Any, number: int) -> Any:
+        found.add(self.ready)  # nothing is copied in a call
+        return place(self, number)
+
+    monkeypatch.setattr(gpu_peers._Summands, "__call__", watched)
+    compare(monkeypatch, "torch.symm_mem", all_gather((16, 24), inputs=inputs))
+    assert found == placed
 
 
 @pytest.mark.parametrize(("name", "spec", "says"), [

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from support import routed
 
-from tilescale.runtime.gpu_check import CALLS, POISON, WrongResult, place_on
+from tilescale.runtime.gpu_check import CALLS, POISON, CallData, WrongResult, place_on
 from tilescale.runtime.gpu_routed import RoutedWorkload, workload
 from tilescale.runtime.routed import entries_of
 from tilescale.runtime.routing import routing_of
@@ -137,6 +139,82 @@ def test_products_of_experts_are_right_and_wrong_ones_are_told() -> None:
     data.out[rows] = 0
     with pytest.raises(WrongResult, match="behind the last one"):
         made[0].check(2)
+
+
+def test_products_with_epilogues_are_right_and_wrong_ones_are_told() -> None:
+    spec = routed("dispatch_gemm", 2, tokens=12, hidden=8, experts=4, top_k=3, columns=32, then=("bias", "swiglu"), on=ON)
+    made = [workload(torch, spec, rank, 7, place_on(torch, "cpu")) for rank in range(2)]
+    assert made[0].calls[1].inputs[3].shape == (2, 32)
+    for call in range(CALLS):
+        for work in made:
+            work.poison()
+        for source, token, _, holder, row in entries(call, "dispatch_gemm"):
+            work = made[holder]
+            assert isinstance(work, RoutedWorkload)
+            expert = int((work._table(call).sum(axis=0).cumsum() <= row).sum())
+            data, sent = work.calls[call], made[source].calls[call].inputs[0]
+            total = sent[token].float() @ data.inputs[1][expert].float() + data.inputs[3][expert].float()
+            gate, up = total.reshape(2, 2, 8).unbind(1)
+            data.out[row] = (torch.nn.functional.silu(gate) * up).reshape(16)
+            data.inputs[-1].copy_(torch.from_numpy(work._table(call)))
+        for work in made:
+            work.check(call)
+    data = made[0].calls[2]
+    data.out[int(data.out[:data.expected.values.shape[0], 0].abs().argmax()), 0] *= 1.05
+    with pytest.raises(WrongResult, match="call 2"):
+        made[0].check(2)
+
+
+def scale_of(kind: str, data: CallData, expert: int, row: int) -> torch.Tensor:
+    """What a product of a row by the matrix of an expert is multiplied by, for K of 128."""
+    of_a, of_b = data.inputs[2].float(), data.inputs[3].float()
+    return {"tensor": lambda: of_a[0] * of_b[expert], "rowcol": lambda: of_a[row, 0] * of_b[expert],
+            "block": lambda: of_a[row, 0] * of_b[expert, 0].repeat_interleave(128)[:16]}[kind]()
+
+
+@pytest.mark.parametrize("kind", ["tensor", "rowcol", "block"])
+def test_scaled_bytes_are_right_and_wrong_ones_are_told(kind: str) -> None:
+    sizes = {"tokens": 12, "hidden": 128, "experts": 4, "top_k": 3, "columns": 16, "dtype": "float8_e4m3fn", "order": "col"}
+    spec = routed("dispatch_gemm", 2, scales=kind, on=ON, **sizes)  # type: ignore[arg-type]
+    made = [workload(torch, spec, rank, 7, place_on(torch, "cpu")) for rank in range(2)]
+    assert made[0].calls[1].inputs[1].stride() == (16 * 128, 1, 128)
+    for call in range(CALLS):
+        for work in made:
+            work.poison()
+        for source, token, _, holder, row in entries(call, "dispatch_gemm"):
+            work = made[holder]
+            assert isinstance(work, RoutedWorkload)
+            expert = int((work._table(call).sum(axis=0).cumsum() <= row).sum())
+            data, sent = work.calls[call], made[source].calls[call]
+            product = sent.inputs[0][token].float() @ data.inputs[1][expert].float()
+            given = replace(data, inputs=(*data.inputs[:2], sent.inputs[2], *data.inputs[3:]))
+            data.out[row] = product * scale_of(kind, given, expert, token)
+            data.inputs[-1].copy_(torch.from_numpy(work._table(call)))
+        for work in made:
+            work.check(call)
+    made[0].calls[2].out[:made[0].calls[2].expected.values.shape[0]] *= 1.2
+    with pytest.raises(WrongResult, match="call 2"):
+        made[0].check(2)
+
+
+@pytest.mark.parametrize("kind", ["tensor", "rowcol", "block"])
+def test_scaled_bytes_that_come_back_are_right(kind: str) -> None:
+    sizes = {"tokens": 12, "hidden": 128, "experts": 4, "top_k": 3, "columns": 16, "dtype": "float8_e4m3fn", "order": "col"}
+    spec = routed("gemm_combine", 2, scales=kind, on=ON, **sizes)  # type: ignore[arg-type]
+    made = [workload(torch, spec, rank, 7, place_on(torch, "cpu")) for rank in range(2)]
+    for call in range(CALLS):
+        sums = [torch.zeros(work.calls[call].out.shape) for work in made]
+        for source, token, k, holder, row in entries(call, "gemm_combine"):
+            held = made[holder]
+            assert isinstance(held, RoutedWorkload)
+            expert = int((held._table(call).sum(axis=0).cumsum() <= row).sum())
+            data = held.calls[call]
+            product = data.inputs[0][row].float() @ data.inputs[1][expert].float() * scale_of(kind, data, expert, row)
+            sums[source][token] += made[source].calls[call].inputs[5][token, k] * product
+        for work, total in zip(made, sums, strict=True):
+            work.poison()
+            work.calls[call].out.copy_(total)
+            work.check(call)
 
 
 def test_products_that_come_back_are_right_and_wrong_ones_are_told() -> None:

@@ -49,6 +49,38 @@ def test_types_are_right(dtype: str, out_dtype: str | None, partial: str | None,
     assert emulation.ok, emulation.report
 
 
+BYTES = replace(BEHIND, block_k=128)
+OF_BYTES = (BYTES, replace(BYTES, overlap="fused", depth=4))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("kind", [None, "tensor", "rowcol", "block"])
+def test_scaled_bytes_are_right_on_every_world(kind: str | None, ranks: int) -> None:
+    for seed, schedule in enumerate(OF_BYTES):
+        spec = routed("gemm_combine", ranks, experts=4 * ranks, hidden=272, columns=264, dtype="float8_e4m3fn", order="col",
+                      scales=kind, partial_dtype="bfloat16" if seed else None)
+        emulation = emulate(spec, schedule, 3 * seed + ranks)
+        assert emulation.ok, emulation.report
+
+
+@pytest.mark.parametrize("kind", ["tensor", "rowcol", "block"])
+def test_scaled_bytes_of_ranks_without_tokens_and_large_ones_are_right(kind: str) -> None:
+    for tokens, sizes in ((1, {"hidden": 144}), (9, {"hidden": 272}), (8192, {"hidden": 4096, "columns": 4096})):
+        spec = routed("gemm_combine", 4, tokens=tokens, experts=16, dtype="float8_e5m2", order="col", scales=kind,
+                      **sizes)  # type: ignore[arg-type]
+        small = scaled(spec, OF_BYTES[1])
+        assert small.shrunk == (tokens > 9)
+        assert emit(small.spec, small.schedule, small.plan).binary_digest == emit(spec, OF_BYTES[1]).binary_digest
+        emulation = emulate(spec, OF_BYTES[1], tokens)
+        assert emulation.ok, emulation.report
+
+
+def test_matrices_as_a_linear_holds_them_are_right() -> None:
+    spec = routed("gemm_combine", 2, tokens=40, experts=8, top_k=3, columns=264, order="col")
+    emulation = emulate(spec, replace(BESIDE, depth=2, block_m=128), 1)
+    assert emulation.ok, emulation.report
+
+
 @pytest.mark.parametrize("schedule", ALL, ids=lambda schedule: schedule.label)
 def test_large_ones_are_emulated_with_the_same_binaries(schedule: Schedule) -> None:
     spec = routed("gemm_combine", 2, tokens=8192, hidden=4096, columns=4096, experts=8, routing="histogram:9,4,2,2,1,1,1,0")

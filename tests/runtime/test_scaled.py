@@ -10,6 +10,7 @@ from support import MAIN, ag_gemm, all_gather, gemm_rs, reduction
 from tilescale.runtime import scaled as module
 from tilescale.runtime.emulate import emulate
 from tilescale.runtime.scaled import WORK_BLOCKS, _few_sms, _is_small, _resized, _shard_rows, scaled
+from tilescale.schedules.geometry import spanned
 from tilescale.schedules.lower import lower
 from tilescale.schedules.plan import Launch, Plan, Role, Signal
 from tilescale.schedules.schedule import Schedule
@@ -111,3 +112,12 @@ def test_a_plan_lowered_on_few_sms_runs(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(module, "_signals", lambda role: True)
     emulation = emulate(ag_gemm(), FUSED)
     assert emulation.ok, emulation.report
+
+
+def test_tiles_that_span_shards_do_so_in_the_stand_in() -> None:
+    spec = ag_gemm((512, 10240, 8192), ranks=8)
+    wide = replace(FUSED, chunk_rows=64, block_m=128, depth=1, num_comm_blocks=2)
+    for schedule in (wide, replace(wide, overlap="none", chunk_rows=0)):
+        found = scaled(spec, schedule)
+        assert found.shrunk
+        assert spanned(found.spec, found.schedule) == spanned(spec, schedule) > 1

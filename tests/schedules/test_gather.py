@@ -9,8 +9,9 @@ import pytest
 from mutations import changed
 from support import ag_gemm, all_gather
 
+from tilescale.schedules.geometry import spanned
 from tilescale.schedules.lower import lower
-from tilescale.schedules.plan import Copy, Plan, Signal, Step
+from tilescale.schedules.plan import Copy, Gemm, Plan, Signal, Step, Wait
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import space
 from tilescale.schedules.verify import verify
@@ -86,3 +87,42 @@ def test_products_of_uneven_rows_are_made_by_the_library() -> None:
     assert {s.compute for s in found} == {"library"}
     assert found.rejected["even_products"] > 0
     assert {s.overlap for s in found} == {"none", "chunked"}
+
+
+SPANNING = Schedule(overlap="fused", compute="generated", chunk_rows=64, num_comm_blocks=2, block_m=128, block_n=128,
+                    block_k=64, num_stages=3, raster_group=8)
+
+
+@pytest.mark.parametrize(("rows", "ranks", "span"), [
+    (512, 8, 2), (128, 8, 8), (256, 4, 2), (128, 2, 2), (192, 3, 1), (1024, 8, 1), (520, 8, 1)])
+def test_a_tile_takes_several_shards_where_they_have_fewer_rows(rows: int, ranks: int, span: int) -> None:
+    spec = ag_gemm((rows, 128 * ranks, 128), ranks)
+    assert spanned(spec, SPANNING) == span
+    for schedule in (SPANNING, replace(SPANNING, transport="copy_engine", num_comm_blocks=0),
+                     replace(SPANNING, overlap="none", chunk_rows=0)):
+        plan = lower(spec, schedule)
+        assert verify(plan, cache=None).ok
+        products = [step for *_, step in plan.steps_of(1) if isinstance(step, Gemm)]
+        if span > 1:
+            whole = schedule.overlap == "none"
+            assert {step.m for step in products} == {rows if whole else span * rows // ranks}
+            assert {step.a.buffer for step in products} == {"gather"}
+
+
+def test_ranks_send_to_those_of_their_own_product_first_and_to_one_at_a_time() -> None:
+    plan = lower(ag_gemm((512, 1024, 128), 8), SPANNING)
+    targets = [[step.rank for *_, step in plan.steps_of(rank) if isinstance(step, Signal) and step.rank != rank]
+               for rank in range(8)]
+    assert [order[0] for order in targets] == [1, 0, 3, 2, 5, 4, 7, 6]
+    assert all(sorted(turn) == list(range(8)) for turn in zip(*targets, strict=True))
+
+
+def _before_own(step: Step) -> Step | None:
+    """The product of several shards does not wait for the own one."""
+    return None if isinstance(step, Wait) and step.counter == 1 else step
+
+
+def test_the_own_shard_is_waited_for_where_a_tile_spans_it() -> None:
+    found = verify(changed(lower(ag_gemm((512, 1024, 128), 8), SPANNING), _before_own), cache=None).counterexample
+    assert found is not None
+    assert found.rule == "race"

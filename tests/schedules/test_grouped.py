@@ -11,6 +11,7 @@ from tilescale.errors import ScheduleError
 from tilescale.schedules.grouped import PAD, grouped_geometry
 from tilescale.schedules.lower import lower
 from tilescale.schedules.plan import Grouped, Plan, Ragged, Role, Signal, Wait
+from tilescale.schedules.protocol import protocol_digest
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import space
 from tilescale.schedules.verify import verify
@@ -80,6 +81,108 @@ def test_what_a_tile_holds_is_of_one_expert() -> None:
     assert geo.sizes["rows"] == geo.padded * geo.row_bytes
     assert geo.sizes["out"] == geo.room * geo.out_row_bytes
     assert geo.keys == 8 + 2 * 2
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("schedule", ALL, ids=lambda schedule: schedule.label)
+def test_products_with_epilogues_are_proved_on_every_world(schedule: Schedule, ranks: int) -> None:
+    for then in (("silu",), ("bias", "swiglu")):
+        plan = lower(routed("dispatch_gemm", ranks, experts=4 * ranks, columns=160, then=then), schedule)
+        proof = verify(plan, cache=None)
+        assert proof.ok, proof
+        assert proof.stats.symmetric
+        made = [step for *_, step in plan.steps_of(0) if isinstance(step, Grouped) and step.products]
+        assert {step.then for step in made} == {then}
+        assert all((step.reads[-1].buffer == "bias") == ("bias" in then) for step in made)
+        columns = 80 if "swiglu" in then else 160
+        assert plan.buffer("out").size == 8 * ranks * 2 * columns * 2  # rows of all tokens
+
+
+BYTES = replace(BEHIND, block_k=128)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("kind", ["tensor", "rowcol", "block"])
+def test_scaled_bytes_are_proved_on_every_world(kind: str, ranks: int) -> None:
+    for op in ("dispatch_gemm", "gemm_combine"):
+        spec = routed(op, ranks, experts=4 * ranks, hidden=272, dtype="float8_e4m3fn", order="col", scales=kind)
+        for schedule in (BYTES, replace(BYTES, overlap="fused", depth=2)):
+            plan = lower(spec, schedule)
+            proof = verify(plan, cache=None)
+            assert proof.ok, proof
+            assert proof.stats.symmetric
+            sends = op == "dispatch_gemm" and kind != "tensor"
+            assert [buffer.name for buffer in plan.buffers if buffer.name == "scales"] == ["scales"] * sends
+            for *_, step in plan.steps_of(0):
+                if isinstance(step, Grouped) and step.task in ("send_group", "multiply"):
+                    reads = {region.buffer for region in step.reads}
+                    assert ("scale_a" in reads) == (sends == (step.task == "send_group"))
+                    assert ("scales" in reads) == (sends and step.task == "multiply")
+
+
+def test_scales_that_are_not_sent_or_not_placed_are_missed() -> None:
+    spec = routed("dispatch_gemm", 2, experts=8, hidden=272, dtype="float8_e4m3fn", order="col", scales="block")
+    plan = lower(spec, replace(BYTES, overlap="fused", depth=2))
+    launch = plan.ranks[0][0]
+
+    def without(task: str, buffer: str) -> Plan:
+        def less(step: object) -> object:
+            if not isinstance(step, Grouped) or step.task != task:
+                return step
+            reads, writes = step.within[:len(step.reads)], step.within[len(step.reads):]
+            kept = [tuple(part for part in parts if part.buffer != buffer)
+                    for parts in (step.reads, step.writes, reads, writes)]
+            return replace(step, reads=kept[0], writes=kept[1], within=(*kept[2], *kept[3]))
+
+        roles = tuple(replace(role, steps=tuple(map(less, role.steps))) for role in launch.roles)  # type: ignore[arg-type]
+        return replace(plan, ranks=((replace(launch, roles=roles),), *plan.ranks[1:]))
+
+    assert verify(without("none", "scales"), cache=None).ok
+    for task, buffer in (("send_group", "scale_a"), ("place_group", "scales"), ("multiply", "scales"),
+                         ("multiply", "scale_b")):
+        found = verify(without(task, buffer), cache=None).counterexample
+        assert found is not None
+        assert found.rule in ("data_flow", "race")
+
+
+def test_bytes_behind_epilogues_leave_registers_for_both() -> None:
+    def widest(then: tuple[str, ...]) -> int:
+        spec = routed("dispatch_gemm", 2, experts=8, hidden=272, columns=400, dtype="float8_e4m3fn", order="col",
+                      scales="rowcol", then=then)
+        return max(s.block_n for s in space(spec))
+
+    assert (widest(()), widest(("swiglu",))) == (192, 128)
+
+
+def test_rows_have_room_for_the_scales_that_travel_with_them() -> None:
+    spec = routed("dispatch_gemm", 2, tokens=64, experts=8, hidden=272, dtype="float8_e4m3fn", order="col", scales="block")
+    geo, plain = (grouped_geometry(each, 2, 4) for each in (spec, replace(spec, attributes=tuple(
+        pair for pair in spec.attributes if pair[0] != "scales"))))
+    assert (geo.scale_bytes, plain.scale_bytes) == (12, 0)
+    assert geo.sizes["scales"] == geo.padded * 12
+    assert geo.head_bytes >= plain.head_bytes + 32 * 12 - 128
+
+
+def test_an_epilogue_that_is_left_out_and_numbers_of_some_experts_are_refused() -> None:
+    plan = lower(routed("dispatch_gemm", 2, experts=8, then=("bias", "silu")), ALL[2])
+    last = plan.ranks[0][-1].roles[-1].steps[-1]
+    assert isinstance(last, Grouped)
+    for then, says in ((("bias",), "multiply, then bias,"), ((), "multiply of rank"), (("silu", "bias"), "silu, bias")):
+        found = verify(_changed(plan, then=then), cache=None).counterexample
+        assert found is not None
+        assert found.rule == "data_flow"
+        assert says in str(found) or "nothing whole" in str(found)
+    part = replace(last.reads[-1], size=16)
+    for broken in (_changed(plan, reads=(*last.reads[:-1], part)), _changed(plan, reads=last.reads[:-1],
+                                                                           within=(*last.within[:3], last.within[-1]))):
+        found = verify(broken, cache=None).counterexample
+        assert found is not None
+        assert found.rule in ("extras", "data_flow")
+
+
+def test_plans_with_other_epilogues_have_proofs_of_their_own() -> None:
+    made = [lower(routed("dispatch_gemm", 2, experts=8, then=then), ALL[2]) for then in ((), ("silu",), ("gelu",))]
+    assert len({protocol_digest(plan) for plan in made}) == 3
 
 
 def _changed(plan: Plan, **changes: object) -> Plan:

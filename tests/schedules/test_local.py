@@ -142,3 +142,17 @@ def test_replicated_operands_need_no_ranks() -> None:
     spec = matmul(Tensor((256, 512), "bfloat16", Replicate), Tensor((512, 256), "bfloat16", Replicate), out=Replicate,
                   topology=topology(2))
     assert verify(lower(spec, replace(BASE, block_m=64, block_n=64, num_stages=6))).ok
+
+
+def test_products_stay_in_flight_where_a_warpgroup_has_64_rows() -> None:
+    spec = local_gemm((512, 3584, 8192))
+    assert [tile.in_flight(spec, replace(BASE, block_m=rows)) for rows in (64, 128, 256)] == [True, True, False]
+    assert tile.in_flight(spec, replace(BASE, consumers="pingpong"))
+
+
+def test_weights_pass_through_the_cache_where_one_wave_takes_all_rows() -> None:
+    few, many = local_gemm((512, 3584, 8192)), local_gemm((4096, 3584, 8192))
+    assert tile.b_passes(few, replace(BASE, raster_group=4))
+    assert not tile.b_passes(few, replace(BASE, raster_group=4, cluster_m=2))
+    assert not tile.b_passes(many, BASE)
+    assert not tile.b_passes(ag_gemm((512, 3584, 8192)), BASE)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from handmade import edit, find, fused_push, pull
 
 from tilescale.schedules import proof_cache
@@ -63,6 +65,18 @@ def test_files_are_read_by_another_cache_and_bad_ones_ignored(tmp_path: Path) ->
     assert ProofCache(tmp_path).get(proof.digest, 3) is None
     assert verify(fused_push(2), cache=ProofCache(tmp_path)) == proof
     assert isinstance(ProofCache(tmp_path).get(proof.digest, 3), Stats)
+
+
+def test_a_folder_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    cache = ProofCache(tmp_path / "file" / "proofs")
+    with pytest.warns(RuntimeWarning, match=r"not kept in .*file/proofs: Not a directory; set XDG_CACHE_HOME"):
+        assert verify(fused_push(2), cache=cache).ok
+    assert cache.directory is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it is said once
+        assert verify(fused_push(4), cache=cache).ok
+    assert len(cache.known) == 2  # in memory
 
 
 def test_all_that_the_verifier_imports_of_its_room_decides_what_a_proof_means() -> None:

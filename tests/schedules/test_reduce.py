@@ -11,7 +11,7 @@ from support import gemm_rs, reduction
 
 from tilescale.errors import ScheduleError
 from tilescale.schedules.lower import lower
-from tilescale.schedules.plan import Buffer, Plan, Signal, Step, Sum, Wait
+from tilescale.schedules.plan import Buffer, Gemm, Plan, Signal, Step, Sum, Wait
 from tilescale.schedules.protocol import protocol_digest, rotates
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import space
@@ -143,3 +143,14 @@ def test_plans_of_other_sizes_share_a_proof_and_ranks_are_alike() -> None:
 def test_a_schedule_without_sense_is_refused(spec: Spec, schedule: Schedule, rule: str) -> None:
     with pytest.raises(ScheduleError, match=rule):
         lower(spec, schedule)
+
+
+@pytest.mark.parametrize("name", ["gemm_rs", "gemm_ar"])
+def test_what_is_stored_at_a_peer_is_announced_behind_the_next_product(name: str) -> None:
+    plan = lower(SPECS[name], replace(SCATTER, chunk_rows=128))
+    assert verify(plan, cache=None).ok
+    work = next(launch for launch in plan.ranks[0] if launch.name == "work")
+    kinds = ["product" if isinstance(step, Gemm) else f"signal {step.rank}" for step in work.steps]
+    assert kinds == ["product", "product", "signal 1", "product", "signal 2"]
+    products = [step for step in work.steps if isinstance(step, Gemm)]
+    assert [step.out.rank for step in products] == [1, 2, 0]

@@ -165,3 +165,11 @@ def test_a_knob_encodes_its_domain_in_order() -> None:
         for value in knob.domain:
             assert value not in knob.neighbours(ag_gemm(), value)
             assert set(knob.neighbours(ag_gemm(), value)) <= set(knob.allowed(ag_gemm()))
+
+
+def test_tiles_of_other_widths_are_there_where_they_fill_waves() -> None:
+    def widths(spec: Spec) -> set[int]:
+        return {s.block_n for s in space(spec) if s.compute == "generated"}
+
+    assert 160 in widths(ag_gemm((512, 10240, 8192), 8))
+    assert widths(ag_gemm((8192, 10240, 8192), 8)) == {128, 256}

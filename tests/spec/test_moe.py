@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from support import routed
 
 from tilescale.errors import SpecError
-from tilescale.spec.op import moe_combine, moe_dispatch, moe_dispatch_gemm, moe_gemm_combine
+from tilescale.spec.epilogues.swiglu import interleaved
+from tilescale.spec.op import Spec, moe_combine, moe_dispatch, moe_dispatch_gemm, moe_gemm_combine
+from tilescale.spec.ops._experts import sent_scale_bytes
 from tilescale.spec.ops._moe import shares_of
 from tilescale.spec.result import ACCUMULATION_EPSILON, EPSILON, Deviation
 from tilescale.spec.routed import routed_deviation
@@ -16,6 +19,7 @@ from tilescale.spec.tensor import Tensor
 from tilescale.spec.topology import Topology
 from tilescale.spec.views import FullRow, Replicate
 
+E4M3 = "float8_e4m3fn"
 T4 = Topology.named("8xH200-NVSwitch", ranks=4)
 
 
@@ -77,6 +81,91 @@ def test_products_of_what_does_not_fit_are_refused(tokens: Tensor, weights: Tens
     assert says in str(refused.value)
 
 
+def test_epilogues_follow_products_of_experts() -> None:
+    spec = routed("dispatch_gemm", 4, columns=160, then=("bias", "swiglu"), out_dtype="float32")
+    assert spec.kernels
+    assert spec.output.sizes == (4 * 32 * 2, 80)
+    assert [operand.name for operand in spec.operands] == ["a", "b", "indices", "bias", "counts"]
+    bias = spec.operands[3].tensor
+    assert (bias.sizes, bias.dtype, bias.local_shape(3, 4)) == ((8, 160), "float32", (2, 160))  # a row an expert
+    assert routed("dispatch_gemm", 4, then=["gelu"]).label == "moe_dispatch_gemm+gelu 32x152x136 bfloat16 w4"
+    assert routed("dispatch_gemm", 4).digest == routed("dispatch_gemm", 4, then=()).digest
+
+
+@pytest.mark.parametrize(("op", "then", "columns", "says"), [
+    ("dispatch_gemm", ("accumulate",), 152, "reads no tensor of the shape of the output"),
+    ("dispatch_gemm", ("residual_rmsnorm",), 152, "reads no tensor of the shape of the output"),
+    ("dispatch_gemm", ("swiglu", "bias"), 160, "swiglu is the last epilogue"),
+    ("dispatch_gemm", ("swiglu",), 152, "whole blocks of 8 columns of gate and of up; got: 152 columns of B"),
+    ("dispatch_gemm", ("silu", "silu"), 152, "an epilogue is named once"),
+    ("dispatch_gemm", ("relu",), 152, "an epilogue is known; got: 'relu'"),
+    ("dispatch_gemm", "silu", 152, "then is a sequence of epilogue names; got: 'silu'"),
+    ("gemm_combine", ("silu",), 152, "not those that a combine weighs and sums; got: silu after moe_gemm_combine"),
+    ("dispatch", ("silu",), 152, "an epilogue follows a product or a sum over ranks"),
+])
+def test_epilogues_that_no_product_of_experts_has_are_refused(op: str, then: str | tuple[str, ...], columns: int, says: str
+                                                              ) -> None:
+    def declare() -> Spec:
+        if op == "dispatch_gemm":
+            return routed(op, 4, columns=columns, then=then)
+        return replace(routed(op, 4), then=tuple(then))
+
+    with pytest.raises(SpecError) as refused:
+        declare()
+    assert says in str(refused.value)
+
+
+SHAPES = {  # of scale_a of a rank: of tokens, of rows; of scale_b of a rank, for two experts
+    "tensor": ((1,), (1,), (2,)), "rowcol": ((8, 1), (64, 1), (2, 152)), "block": ((8, 3), (64, 3), (2, 3, 2))}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_scales_lie_where_rows_and_matrices_do(kind: str) -> None:
+    for op, of_a in (("dispatch_gemm", SHAPES[kind][0]), ("gemm_combine", SHAPES[kind][1])):
+        spec = routed(op, 4, hidden=272, dtype=E4M3, order="col", scales=kind)
+        assert spec.kernels
+        assert spec.output.dtype == "bfloat16"
+        names = [operand.name for operand in spec.operands]
+        assert names[:5] == ["a", "b", "scale_a", "scale_b", "indices"]
+        shapes = [operand.tensor.local_shape(3, 4) for operand in spec.operands[2:4]]
+        assert shapes == [of_a, SHAPES[kind][2]]
+        given = [operand.tensor.shape for operand in spec.operands[2:4]]
+        declare, rows = (moe_dispatch_gemm, ()) if op == "dispatch_gemm" else (moe_gemm_combine, (32,))
+        assert declare(*spec.inputs, *rows, 2, T4, scales=given).attribute("scales") == kind  # type: ignore[operator]
+        off = routed_deviation(spec)
+        assert off.magnitude > routed_deviation(routed(op, 4, hidden=272)).magnitude + 0.01
+        assert routed_deviation(spec, integers=True).magnitude == 0.0
+
+
+def test_scales_of_tokens_travel_with_them() -> None:
+    sent = {kind: sent_scale_bytes(routed("dispatch_gemm", 4, hidden=272, dtype=E4M3, order="col", scales=kind))
+            for kind in SHAPES}
+    assert sent == {"tensor": 0, "rowcol": 4, "block": 12}
+    assert sent_scale_bytes(routed("gemm_combine", 4, hidden=272, dtype=E4M3, order="col", scales="block")) == 0
+    assert sent_scale_bytes(routed("dispatch_gemm", 4)) == 0
+
+
+@pytest.mark.parametrize(("op", "other", "says"), [
+    ("dispatch_gemm", {"scales": "rowcol"}, "scales go with float8_e4m3fn and float8_e5m2"),
+    ("gemm_combine", {"scales": "tensor"}, "scales go with float8_e4m3fn and float8_e5m2"),
+    ("dispatch_gemm", {"dtype": E4M3, "order": "col", "scales": "rows"}, "scales are one of tensor, rowcol, block"),
+    ("dispatch_gemm", {"dtype": E4M3, "order": "col", "scales": ((1,), (1,))},
+     "the shapes of scale_a and scale_b are, by kind, tensor: (1) and (8)"),
+])
+def test_scales_that_experts_have_not_are_refused(op: str, other: dict[str, object], says: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        routed(op, 4, **other)  # type: ignore[arg-type]
+    assert says in str(refused.value)
+
+
+def test_gate_and_up_of_all_experts_are_joined() -> None:
+    gate, up = np.arange(96.0).reshape(2, 3, 16), -np.arange(96.0).reshape(2, 3, 16)
+    joined = interleaved(gate, up)
+    assert joined.shape == (2, 3, 32)
+    for expert in range(2):
+        assert np.array_equal(joined[expert], interleaved(gate[expert], up[expert]))
+
+
 def test_every_rank_has_room_for_the_rows_of_all_tokens() -> None:
     spec = moe_dispatch(Tensor((32, 64), "bfloat16", FullRow), 8, 2, T4)
     assert spec.output.local_shape(3, 4) == (64, 64)
@@ -102,10 +191,12 @@ def test_shares_follow_a_histogram() -> None:
     (replace(routed("dispatch", 4), inputs=(Tensor((32, 136), "bfloat16", FullRow, order="col"),)), "row-major"),
     (routed("dispatch", 2, experts=64, top_k=33), "at most 32 experts"),
     (routed("combine", 2, dtype="float64"), "kernels add rows of"),
-    (routed("dispatch_gemm", 2, dtype="float32"), "experts multiply bfloat16 and float16"),
+    (routed("dispatch_gemm", 2, dtype="float32"), "experts multiply bfloat16, float16, float8_e4m3fn, float8_e5m2"),
+    (routed("dispatch_gemm", 2, dtype="float8_e4m3fn"), 'declare weights of float8 with order="col"'),
+    (routed("gemm_combine", 2, dtype="float8_e5m2"), 'declare weights of float8 with order="col"'),
     (routed("dispatch_gemm", 2, out_dtype="float8_e4m3fn"), "rounded to bfloat16, float16, float32"),
     (routed("dispatch", 2, tokens=1 << 24, experts=256, top_k=8, hidden=1), "32 bits"),
-], ids=["order", "top_k", "dtype", "factors", "products", "places"])
+], ids=["order", "top_k", "dtype", "factors", "bytes", "other bytes", "products", "places"])
 def test_what_kernels_cannot_route_says_so(spec: object, says: str) -> None:
     assert says in spec.without_kernels  # type: ignore[attr-defined]
 

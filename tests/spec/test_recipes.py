@@ -49,10 +49,12 @@ def declared(workload: dict[str, Any], topology: Topology) -> Spec:
     if "combined" in workload:
         out, weights, top_k = tensor(workload["combined"]), tensor(workload["weights"]), workload["top_k"]
         rows = Tensor((topology.world * out.sizes[0] * top_k, weights.sizes[1]), weights.dtype, out.view)
-        return moe_gemm_combine(rows, weights, out.sizes[0], top_k, topology, partial_dtype=workload.get("partial_dtype"))
+        return moe_gemm_combine(rows, weights, out.sizes[0], top_k, topology, partial_dtype=workload.get("partial_dtype"),
+                                out_dtype=out.dtype, scales=workload.get("scales"))
     if "weights" in workload:
         return moe_dispatch_gemm(tensor(workload["tokens"]), tensor(workload["weights"]), workload["top_k"], topology,
-                                 routing=workload.get("routing", "uniform"))
+                                 routing=workload.get("routing", "uniform"), then=workload.get("then", ()),
+                                 scales=workload.get("scales"))
     if "k" in workload:
         return shift(tensor(workload["x"]), workload["k"], topology)
     if "x" in workload:

@@ -113,7 +113,7 @@ def test_a_dim_is_bound_within_its_range() -> None:
         (((4, 8), "bfloat16", "FulRow"), "did you mean 'FullRow'"),
         (((4, 8, 2), "bfloat16", Block), "a Block view is for matrices"),
         (((4, 8), "bfloat16", FullRow, "column"), 'is "row" or "col"'),
-        (((4, 8, 2), "bfloat16", FullRow, "col"), 'order "col" is for matrices'),
+        (((4, 8, 2, 2), "bfloat16", FullRow, "col"), 'order "col" is for matrices and stacks of them'),
     ],
 )
 def test_a_wrong_tensor_is_refused(arguments: tuple[object, ...], message: str) -> None:

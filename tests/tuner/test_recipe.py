@@ -107,6 +107,10 @@ MISTAKES = [
     ("order", 'order = "col"', 'order = "column"', SpecError, "got: 'column'"),
     ("views", 'out = "FullCol"', 'out = "Replicate"', SpecError, "with these inputs the output may be FullCol (ag_gemm)"),
     ("op", 'op = "ag_gemm"', 'op = "gemm_rs"', RecipeError, "got: op = 'gemm_rs', the views say 'ag_gemm'"),
+    ("op typo", 'op = "ag_gemm"', 'op = "ag_gem"', RecipeError, "op is known; got: 'ag_gem'; did you mean 'ag_gemm'?"),
+    ("op kind", 'op = "ag_gemm"', 'op = 3', RecipeError, "op is known; got: 3; known: ag_gemm"),
+    ("zero ranks", "ranks = 4", "ranks = 0", RecipeError, "[topology] ranks is an integer from 1; got: 0; for example"),
+    ("ranks text", "ranks = 4", 'ranks = "4"', RecipeError, "[topology] ranks is an integer from 1; got: '4'"),
     ("missing", 'out = "FullCol"\n', "", RecipeError, "a matmul workload has all its keys; got: no out"),
     ("kind", '"scale_model"', '"scaled"', RecipeError, "did you mean 'scale_model'?"),
     ("machine", "8xH200-NVSwitch", "8xH200", TopologyError, "did you mean '8xH200-NVSwitch'?"),
@@ -126,6 +130,24 @@ MISTAKES = [
     ("twice", WORKLOAD, WORKLOAD + WORKLOAD, RecipeError, "names of workloads are different; got: 'up'"),
     ("syntax", "[topology]", "[topology", RecipeError, "is TOML"),
 ]
+
+
+X = 'x = { shape = [512, 4096], dtype = "bfloat16", view = "FullRow" }'
+ALONE = [
+    ('op = "all_gather"', "a redistribute workload has all its keys; got: no to; give x, to; it may have transpose, root"),
+    ('op = "shift"', "a shift workload has all its keys; got: no k; give x, k"),
+    ('op = "ag_gemm"', "a workload has all the keys of a declaration; got: x; linear: x, w, out; redistribute: x, to; sh"),
+    ("", "a workload has all the keys of a declaration; got: x; linear: x, w, out; redistribute: x, to; shift: x, k"),
+    ('op = "all_gather"\ntoo = "Replicate"', "a redistribute workload has only known keys; got: 'too'; did you mean 'to'?"),
+]
+
+
+@pytest.mark.parametrize(("more", "says"), ALONE, ids=[case[0] for case in ALONE])
+def test_what_is_missing_is_that_of_the_operation(tmp_path: Path, more: str, says: str) -> None:
+    path = write(tmp_path, f'{TOPOLOGY}\n[[workload]]\nname = "w"\n{more}\n{X}\n')
+    with pytest.raises(RecipeError) as caught:
+        read(path)
+    assert says in str(caught.value)
 
 
 @pytest.mark.parametrize(("old", "new", "kind", "says"), [c[1:] for c in MISTAKES], ids=[c[0] for c in MISTAKES])

@@ -163,9 +163,16 @@ def test_the_strategy_looks_at_the_experience_of_its_context() -> None:
     assert [schedule is not None and schedule.overlap == "fused" for schedule in first] == [True, False]
 
 
+def test_every_kind_is_opened_before_a_kind_has_another_family() -> None:
+    log_us = np.array([0.0, 0.01, 0.02, 0.03, 0.3, 2.0])
+    kinds = ("alone", "alone", "alone", "alone", "beside", "late")
+    chooser = Chooser(Candidates(log_us, distances(log_us[:, None]), tuple("abcdef"), kinds, np.zeros(6)), 0)
+    assert [chooser.ask() for _ in range(5)] == [0, 4, 1, 2, 3]
+
+
 def test_a_chooser_without_good_trials_goes_on_in_the_order_of_expectations() -> None:
     log_us = np.linspace(0.0, 2.0, 21)
-    chooser = Chooser(Candidates(log_us, distances(log_us[:, None] * 40), ("one",) * 21, np.zeros(21)), 0)
+    chooser = Chooser(Candidates(log_us, distances(log_us[:, None] * 40), ("one",) * 21, ("all",) * 21, np.zeros(21)), 0)
     run = []
     while (at := chooser.ask()) is not None:
         run.append(at)

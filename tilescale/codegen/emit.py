@@ -54,6 +54,7 @@ from tilescale.errors import PlanError
 from tilescale.schedules import tile
 from tilescale.schedules.contracting import BOTH, contraction_size
 from tilescale.schedules.gather import SIGNAL_THREADS
+from tilescale.schedules.geometry import spanned
 from tilescale.schedules.grouped import routed_geometry
 from tilescale.schedules.lower import lower
 from tilescale.schedules.packets import exchanges_packets
@@ -101,6 +102,7 @@ class _Emitter:
         self.versions = {b.name: b.versions for b in plan.buffers}
         self.totals: tuple[int, ...] = ()
         self.stored = stored_buffer(plan)
+        self.span = spanned(spec, schedule)
 
     def program(self) -> Program:
         plan = self.plan
@@ -235,8 +237,8 @@ class _Emitter:
                 KIND_GEMM, number, source=self._slot(step.a, rank), target=self._slot(step.out, rank), rows=step.m,
                 source_offset=step.a.offset, target_offset=step.out.offset, size=self._slot(step.b, rank), first_tile=tiles,
                 peer=step.out.rank)
-        shard, offset = divmod(step.a.offset, map_bytes(self.plan))
-        out_shard, out_offset = divmod(step.out.offset, out_shard_bytes(self.plan))
+        shard, offset = divmod(step.a.offset, map_bytes(self.plan, self.span))
+        out_shard, out_offset = divmod(step.out.offset, out_shard_bytes(self.plan, self.span))
         return StepRow(
             KIND_GEMM, number, counter=out_shard, per_call=out_offset // self.plan.goal.product_row_bytes,
             source=0 if step.a.buffer == "a" else 1, target=self._slot(step.out, rank),

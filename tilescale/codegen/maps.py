@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tilescale.codegen.program import Placed, TensorMapSpec
 from tilescale.schedules import tile
+from tilescale.schedules.geometry import spanned
 from tilescale.schedules.grouped import grouped
 from tilescale.schedules.plan import Buffer, Contract, Gemm, Plan
 from tilescale.schedules.schedule import Schedule
@@ -18,15 +19,16 @@ BOX_ROWS = 16  # of a product: what a warp stores
 STORED = ("out", "partial")  # buffers that a tensor map may cover: a rank stores its whole product there
 
 
-def map_bytes(plan: Plan) -> int:
-    """Bytes of the operand that one shard of a tensor map holds: all of it where nothing is gathered."""
+def map_bytes(plan: Plan, span: int = 1) -> int:
+    """Bytes of the operand that one shard of a tensor map holds: all of it where nothing is gathered. `span`: shards of
+    ranks that a product takes together."""
     goal = plan.goal
-    return goal.starts[-1] if goal.reduces else goal.starts[1] - goal.starts[0]
+    return goal.starts[-1] if goal.reduces else (goal.starts[1] - goal.starts[0]) * span
 
 
-def out_shard_bytes(plan: Plan) -> int:
+def out_shard_bytes(plan: Plan, span: int = 1) -> int:
     """Bytes of the product that one shard of the operand becomes."""
-    return map_bytes(plan) // plan.goal.row_bytes * plan.goal.product_row_bytes
+    return map_bytes(plan, span) // plan.goal.row_bytes * plan.goal.product_row_bytes
 
 
 def stored_buffer(plan: Plan) -> Buffer | None:
@@ -61,14 +63,15 @@ def tensor_maps(spec: Spec, s: Schedule, plan: Plan, placed: Sequence[Placed], n
         return _group_maps(spec, s, plan, n, k)
     goal, versions = plan.goal, {buffer.name: buffer.versions for buffer in plan.buffers}
     a, b = spec.inputs[0], spec.inputs[1]
-    shard, rows = map_bytes(plan), map_bytes(plan) // goal.row_bytes
+    span = spanned(spec, s)
+    rows = map_bytes(plan, span) // goal.row_bytes
 
-    def operand(buffer: str, version: int, shards: int) -> TensorMapSpec:
-        box = (_wide(a.dtype), s.block_m, 1)
-        return TensorMapSpec(buffer, version, (k, rows, shards), (goal.row_bytes, shard), box, a.dtype)
+    def operand(buffer: str, version: int, shards: int, span: int) -> TensorMapSpec:
+        box, shard = (_wide(a.dtype), s.block_m, 1), map_bytes(plan, span)
+        return TensorMapSpec(buffer, version, (k, shard // goal.row_bytes, shards), (goal.row_bytes, shard), box, a.dtype)
 
-    own = operand("a", 0, 1)
-    gathered = [operand("gather", v, plan.world) for v in range(versions.get("gather", 0))]
+    own = operand("a", 0, 1, 1)
+    gathered = [operand("gather", v, plan.world // span, span) for v in range(versions.get("gather", 0))]
     gathered += [*gathered, own, own][: 2 - len(gathered)]
     if b.order == "col":
         map_b = TensorMapSpec("b", 0, (k, n), (k * b.itemsize,), (_wide(b.dtype), s.block_n // s.cluster_m), b.dtype)
@@ -77,7 +80,7 @@ def tensor_maps(spec: Spec, s: Schedule, plan: Plan, placed: Sequence[Placed], n
     staging, stored = tile.staging(spec, s), stored_buffer(plan)
     map_out = own  # where nothing is stored through it
     if staging.staged and stored is not None:
-        size = out_shard_bytes(plan)
+        size = out_shard_bytes(plan, span)
         stride = next((p.stride for p in placed if p.buffer == stored.name), 0) or size
         columns = goal.product_row_bytes // ITEMSIZE[tile.product_dtype(spec)]
         shards = stored.versions if stored.versions > 1 else stored.size // size
@@ -124,8 +127,11 @@ def _group_maps(spec: Spec, s: Schedule, plan: Plan, n: int, k: int) -> tuple[Te
     name = "a" if combines(spec) else "rows"
     size = plan.buffer(name).size
     rows = TensorMapSpec(name, 0, (k, size // row, 1), (row, size), (_wide(a.dtype), s.block_m, 1), a.dtype)
-    matrix = n * b.itemsize
-    factors = TensorMapSpec("b", 0, (n, k, experts), (matrix, k * matrix), (_wide(b.dtype), s.block_k, 1), b.dtype)
+    pitch, size = (k if b.order == "col" else n) * b.itemsize, n * k * b.itemsize
+    if b.order == "col":
+        factors = TensorMapSpec("b", 0, (k, n, experts), (pitch, size), (_wide(b.dtype), s.block_n, 1), b.dtype)
+    else:
+        factors = TensorMapSpec("b", 0, (n, k, experts), (pitch, size), (_wide(b.dtype), s.block_k, 1), b.dtype)
     return (rows, rows, rows, factors, rows)
 
 

@@ -71,13 +71,16 @@ def _group_rows(step: Grouped, number: int, rank: int, geo: RaggedGeometry, slot
         behind.append(StepRow(KIND_SOURCE, NO_STEP, source=slot(geo.whole("order", rank))))
     elif step.task == "place_group":
         source = None
-        behind.append(StepRow(KIND_SOURCE, NO_STEP, target=slot(geo.whole("counts", rank))))
+        scales = slot(geo.whole("scales", rank)) if "scales" in geo.sizes else 0
+        behind.append(StepRow(KIND_SOURCE, NO_STEP, source=scales, target=slot(geo.whole("counts", rank))))
         for holder, segment in enumerate(reads[:geo.world]):
             own = holder == rank
             tokens = geo.whole("a", rank) if own else geo.packed(rank, holder)
             behind.append(_source(segment, tokens, rank, BY_TOKEN if own else PACKED, geo, slot))
     elif step.task == "multiply":
         source = geo.whole("counts", rank)
+        if "scales" in geo.sizes:
+            behind.append(StepRow(KIND_SOURCE, NO_STEP, source=slot(geo.whole("scales", rank))))
     through = step.task == "send_group" and step.peer != rank
     row = StepRow(
         KIND_RAGGED, number, source=slot(source) if source else 0, target=slot(writes[0]), counter=rank, value=step.peer,

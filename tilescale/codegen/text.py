@@ -9,15 +9,17 @@ from tilescale.codegen.maps import stored_buffer
 from tilescale.codegen.program import Kernel
 from tilescale.schedules import tile
 from tilescale.schedules.contracting import BOTH
+from tilescale.schedules.extras import extras_of_products
 from tilescale.schedules.footprint import SUMMED
 from tilescale.schedules.gather import SIGNAL_THREADS
 from tilescale.schedules.grouped import PAD, GroupedGeometry, grouped, routed_geometry
-from tilescale.schedules.plan import PACKET_BYTES, Buffer, Copy, Gemm, Launch, Pieces, Plan, Role, Step, Sum
+from tilescale.schedules.plan import PACKET_BYTES, Buffer, Copy, Gemm, Grouped, Launch, Pieces, Plan, Role, Step, Sum
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.sums import WINDOW_ROWS, summed, sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import contracts, gathered_operand, in_blocks
 from tilescale.spec.op import Spec
+from tilescale.spec.ops._experts import sent_scale_bytes
 
 ELEMENTS = {"bfloat16": "ts::Bf16", "float16": "ts::Fp16", "float32": "ts::Fp32",
             "float8_e4m3fn": "ts::E4m3", "float8_e5m2": "ts::E5m2"}
@@ -94,14 +96,19 @@ def kernel_text(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer |
     lines = [f"  static constexpr {'bool' if isinstance(v, bool) else 'int'} {name} = {str(v).lower()};"
              for name, v in constants.items()]
     lines += [f"  using {name} = {ELEMENTS.get(dtype, 'ts::Fp32')};" for name, dtype in _types(spec, launch).items()]
-    if launch.family in PRODUCTS and spec.attribute("scales"):
+    if (launch.family in PRODUCTS and spec.attribute("scales")) or (launch.family in ROUTED and _sends_scales(spec)):
         lines.append(f"  using Scales = ts::{SCALES[str(spec.attribute('scales'))]}<{str(sums(spec)).lower()}>;")
-    if any(step.then for step in launch.steps if isinstance(step, Gemm | Sum)):
+    if any(step.then for step in launch.steps if isinstance(step, Gemm | Sum | Grouped)):
         lines.append(f"  using Epilogue = {epilogue_type(spec)};")
     entry = f"tilescale_{launch.family}"
     text = "\n".join(["#include <tilescale/kernels.cuh>", "", "struct Config {", *lines, "};", "",
                       f"TILESCALE_KERNEL({entry}, Config)", ""])
     return Kernel(entry, text, spec.topology.gpu.arch)
+
+
+def _sends_scales(spec: Spec) -> bool:
+    """Whether scales of tokens travel with them."""
+    return grouped(spec) and sent_scale_bytes(spec) > 0
 
 
 def _types(spec: Spec, launch: Launch) -> dict[str, str]:
@@ -119,8 +126,10 @@ def _types(spec: Spec, launch: Launch) -> dict[str, str]:
 
 
 def epilogue_type(spec: Spec) -> str:
-    """The epilogues of a spec as the device library has them. Their operands' slots are their places in Spec.extras."""
-    slot, out, found = len(spec.operation.extras(spec)), ELEMENTS[spec.output.dtype], []
+    """The epilogues of a spec as the device library has them. Their operands' slots are their places in Spec.extras,
+    without what rows are routed by."""
+    own = extras_of_products(spec).own if grouped(spec) else len(spec.operation.extras(spec))
+    slot, out, found = own, ELEMENTS[spec.output.dtype], []
     for epilogue in spec.epilogues:
         extras = epilogue.extras(spec)
         arguments = [*(str(slot + at) for at in range(len(extras))), out] if extras else []
@@ -205,11 +214,13 @@ def _multiplying(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer 
         constants |= {"contracts": True, "sent": gathered_operand(spec), "a_turned": spec.inputs[0].order == "col"}
     if schedule.consumers == tile.PINGPONG:
         constants["pingpong"] = True
+    if tile.b_passes(spec, schedule):
+        constants["b_passes"] = True
     if streams(launch):
         constants["stream_k"] = schedule.stream_k
     return constants | {
         "clusters": launch.cluster > 1, "splits": schedule.split_k > 1, "b_row_major": spec.inputs[1].order == "row",
-        "in_flight": tile.sharing(spec, schedule) == 1 and not tile.promotes(spec), "store_staged": staging.staged,
+        "in_flight": tile.in_flight(spec, schedule), "store_staged": staging.staged,
         "store_tensor": staging.staged and stored is not None,
         "store_versions": stored.versions if stored is not None else 1,
         "store_columns": staging.columns, "store_buffers": staging.buffers}

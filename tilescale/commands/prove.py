@@ -214,7 +214,8 @@ def _emulate(target: Target, schedules: Sequence[Any], seeds: int, bar: Bar, kee
             report = "\n".join(map(str, violations))
             return {**facts, "ok": False, "right": done, "report": report, "schedule": schedule.digest}
         for seed in range(seeds):
-            bar.update(f"emulating {target.name}", done, len(schedules), f"seed {seed}")
+            bar.update(f"runs of {target.name}", done * seeds + seed, len(schedules) * seeds,
+                       f"schedule {done + 1} of {len(schedules)}, seed {seed}")
             emulation = run(target.spec, schedule, seed=seed)
             report = emulation.report
             if not emulation.ok:
@@ -223,4 +224,5 @@ def _emulate(target: Target, schedules: Sequence[Any], seeds: int, bar: Bar, kee
                 return {
                     **facts, "ok": False, "right": done, "report": report, "schedule": schedule.digest, "replay": str(path)
                 }
+    bar.update(f"runs of {target.name}", len(schedules) * seeds, len(schedules) * seeds)
     return {**facts, "right": len(schedules), "report": report}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilescale.commands.output import UsageError, reported
-from tilescale.errors import nearest
+from tilescale.errors import nearest, printable
 
 if TYPE_CHECKING:
     from tilescale.schedules.space import Space
@@ -136,7 +136,8 @@ def targets_of(recipe: Path | None, workload: str | None, declared: Declared) ->
     no_declaration(declared)
     read_recipe = read(recipe)
     restrict: dict[str, Sequence[str | int]] = dict(read_recipe.restrict)
-    specs = read_recipe.specs if workload is None else {workload: read_recipe.spec(workload)}
+    name = None if workload is None else printable(workload)
+    specs = read_recipe.specs if name is None else {name: read_recipe.spec(name)}
     return tuple(Target(name, spec, restrict) for name, spec in specs.items())
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from tilescale.commands.output import UsageError, say
 from tilescale.commands.target import Declared, Target, targets_of
+from tilescale.errors import printable
 from tilescale.spec.scales import BLOCK
 
 # Where a sharded size is not divided by the ranks, it grows to the next multiple of so many rows a rank.
@@ -20,6 +21,7 @@ def targets_on(
     recipe: Path | None, workload: str | None, declared: Declared, worlds: str | None
 ) -> tuple[Target, ...]:
     """The workloads of `recipe`, or of all shipped recipes, on each of `worlds` ("2,3,8"), or as the recipes say."""
+    workload = None if workload is None else printable(workload)
     if declared.op is not None:
         raise UsageError("--worlds and --all go over recipes", "--op", "give --ranks with --op")
     paths = shipped() if recipe is None else (recipe,)
@@ -73,7 +75,7 @@ def targets_for(recipe: Path, ranks: int) -> tuple[Target, ...]:
     data["workload"] = [entry for entry in declared if _has_mesh(entry, ranks)]
     if declared and not data["workload"]:
         return ()
-    grown = {str(entry.get("name", "")): _grow(entry, ranks) for entry in data.get("workload", [])}
+    grown = {_name(entry): _grow(entry, ranks) for entry in data.get("workload", [])}
     read = parse(data, recipe)
     restrict: dict[str, Sequence[str | int]] = dict(read.restrict)
     found = []
@@ -86,7 +88,12 @@ def targets_for(recipe: Path, ranks: int) -> tuple[Target, ...]:
 def _without_mesh(recipe: Path, ranks: int) -> list[str]:
     """Names of the workloads of a recipe for which so many ranks make no mesh."""
     declared = tomllib.loads(recipe.read_text(encoding="utf-8")).get("workload", [])
-    return [str(entry.get("name", "")) for entry in declared if not _has_mesh(entry, ranks)]
+    return [_name(entry) for entry in declared if not _has_mesh(entry, ranks)]
+
+
+def _name(entry: dict[str, Any]) -> str:
+    """As `parse` calls the workload."""
+    return printable(str(entry.get("name", "")))
 
 
 def _has_mesh(entry: dict[str, Any], ranks: int) -> bool:

@@ -22,7 +22,8 @@ WARP_CLOCK_MHZ, WARP_MACS_A_CYCLE, WARP_EFFICIENCY = 1410.0, 1024, 0.85  # befor
 START_US, WAVE_US = 3.0, 1.0
 TURN_US = 0.5               # of a wave but the last, where stores lie beneath another warpgroup's products; an estimate
 CLUSTER_US, SPLIT_US = 0.4, 1.2
-LEFT_GBPS = 60.0            # of one SM, sums that it leaves in memory or adds up from there: until measured, that of copies
+STREAM_US = 10.0            # of stream-K: blocks that wait for each other's sums, which they leave in memory
+STREAM_SLOW = (1.5, 1.2)    # of its steps, without and with a cluster: blocks load from different places of the contraction
 STEP_US = 0.16              # the least that a step takes: barriers, and the start of its products
 REMOTE_GBPS = 25.0          # of one SM, to the shared memory of others in its cluster
 MEMORY_SHARE = 0.97         # of the memory's rate, for operands and results read and written once
@@ -64,14 +65,12 @@ def _tiles_us(spec: Spec, s: Schedule, k: int) -> float:
 
 
 def _stream_us(spec: Spec, s: Schedule) -> float:
-    """Whole waves, then an even stretch of the shared tiles; a block leaves sums once at most, and adds up those of one
-    tile for every stretch that the tile has beside its own. The plan's signal and wait are no part of it."""
+    """Whole waves, then an even stretch of the shared tiles. Fitted to 1200 products on one H200: what is left for whom
+    shows less than where blocks are in the contraction."""
     found = stream(spec, s)
-    step = _step_us(spec, s, found.units * found.cluster)
-    left = found.part_bytes / 1e3 / LEFT_GBPS
-    stretch, parts = found.shared * found.steps / found.units, -(-found.units // found.shared)
-    waves = found.whole // found.units + 1
-    return (found.whole // found.units * found.steps + stretch) * step + waves * WAVE_US + left * (1 + parts)
+    stretch = found.shared * found.steps / found.units
+    steps = found.whole // found.units * found.steps + stretch
+    return STREAM_US + steps * _step_us(spec, s, found.units * found.cluster) * STREAM_SLOW[found.cluster > 1]
 
 
 def _warps_step_us(s: Schedule, row: int) -> float:

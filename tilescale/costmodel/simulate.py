@@ -82,12 +82,18 @@ class _Node:
 class _Walker:
     """A role on its way through its steps."""
 
-    __slots__ = ("node", "path", "place", "role", "tiles", "time")
+    __slots__ = ("node", "path", "place", "role", "stored", "tiles", "time")
 
     def __init__(self, node: int, role: Role, time: float, path: Path) -> None:
         self.node, self.role, self.time, self.path = node, role, time, list(path)
         self.place = 0
         self.tiles = 0
+        self.stored = (-1, 0.0)  # what was multiplied last: at which peer it is, and when
+
+    def stores(self, peer: int = -1) -> None:
+        """Wait for what is being stored at a peer, or at any."""
+        if peer in (-1, self.stored[0]):
+            self.spend(LINK, max(0.0, self.stored[1] - self.time))
 
     def spend(self, part: int, us: float) -> None:
         self.time += us
@@ -232,6 +238,7 @@ class _Simulation:
                     walker.spend(SYNC, self.p.packet_us)
                 walker.spend(COPY, self.costs.copy_us(-(-(PACKET_COST + 1) * step.src.size // 2), walker.role.blocks))
             elif isinstance(step, Signal):
+                walker.stores(step.rank)
                 self._signal(walker, step, rank, fenced)
             elif isinstance(step, MultimemStore | MultimemReduce):
                 self._multicast(walker, step, rank)
@@ -369,10 +376,14 @@ class _Simulation:
         return (-(-walker.tiles // blocks) - -(-before // blocks)) * self.costs.generated_tile_us(k, *self.itemsize)
 
     def _gemm(self, walker: _Walker, step: Gemm | Contract, rank: int) -> None:
-        began = walker.time
+        """Tiles are stored while the next ones are multiplied: from the end of the first wave on."""
+        began, before = walker.time, walker.tiles
         self._multiply(walker, step, rank)
-        end = self._cross(step.a, step.out.rank, step.out.size, rank, began)
-        walker.spend(LINK, max(0.0, end - walker.time))
+        walker.stores()
+        if step.out.rank != rank:
+            waves = max(1, -(-(walker.tiles - before) // walker.role.blocks))
+            first = began + (walker.time - began) / waves
+            walker.stored = step.out.rank, self._cross(step.a, step.out.rank, step.out.size, rank, first)
 
     def _multiply(self, walker: _Walker, step: Gemm | Contract, rank: int) -> None:
         costs, (itemsize, out_itemsize) = self.costs, self.itemsize

@@ -36,8 +36,13 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 
 def local_of(name: str, tensor: Tensor, rank: int, world: int) -> Local:
     shape = tensor.local_shape(rank, world)
-    strides = contiguous(shape) if tensor.order == "row" else (1, shape[0])
+    strides = contiguous(shape) if tensor.order == "row" else turned(contiguous(turned(shape)))
     return Local(name, shape, strides, tensor.dtype)
+
+
+def turned(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Sizes or strides of a matrix, or of each of a stack, with rows and columns exchanged."""
+    return (*sizes[:-2], sizes[-1], sizes[-2])
 
 
 def local_inputs(spec: Spec, rank: int) -> tuple[Local, ...]:
@@ -57,19 +62,21 @@ def dtype_name(value: Any) -> str:
 def as_declared(value: Any, local: Local) -> Any:
     """The tensor as the matrix that was declared, a view of the same memory.
 
-    A column-major B (K, N) may also be given as torch.nn.Linear holds it: (N, K) and contiguous. Of a square one only
-    its strides tell, so w is then passed as `w.t()`. Raises BundleError for another dtype, shape or memory order.
+    A column-major B (K, N) may also be given as torch.nn.Linear holds it: (N, K) and contiguous; those of experts (experts,
+    K, N) as (experts, N, K). Of a square one only its strides tell, so w is then passed as `w.t()` (of experts, `w.mT`).
+    Raises BundleError for another dtype, shape or memory order.
     """
     if dtype_name(value) != local.dtype:
         raise BundleError(f"{local.name} is {local.dtype}", dtype_name(value), "convert it, or tune for that type")
     shape = tuple(value.shape)
     if shape != local.shape and has_shape(value, local) and value.is_contiguous():
-        return value.t()
+        return value.t() if value.ndim == 2 else value.transpose(-2, -1)
     if shape != local.shape:
         raise BundleError(f"{local.name} has the shape it was tuned for: {local.shape}", shape, "see `shapes`")
     if not _strides_fit(shape, tuple(value.stride()), local.strides):
         order = "column" if local.strides != contiguous(local.shape) else "row"
-        remedy = "pass w.t() of a Linear's weight" if order == "column" else "pass .contiguous()"
+        view = "w.t()" if value.ndim == 2 else "w.mT"
+        remedy = f"pass {view} of a Linear's weight" if order == "column" else "pass .contiguous()"
         raise BundleError(f"{local.name} is {order}-major: strides {local.strides}", tuple(value.stride()), remedy)
     return value
 
@@ -77,7 +84,7 @@ def as_declared(value: Any, local: Local) -> Any:
 def has_shape(value: Any, local: Local) -> bool:
     """Whether the shape is that of the declared matrix, or of a column-major one as a Linear's weight."""
     shape = tuple(value.shape)
-    return shape == local.shape or (local.strides != contiguous(local.shape) and shape == local.shape[::-1])
+    return shape == local.shape or (local.strides != contiguous(local.shape) and shape == turned(local.shape))
 
 
 def _strides_fit(shape: Sequence[int], found: Sequence[int], wanted: Sequence[int]) -> bool:

@@ -28,7 +28,7 @@ class ParentLink:
         # A parent that ignores SIGINT (a job started with `&` by a script) has handed that down, and what a worker
         # starts, a compiler say, would inherit it again.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        _die_with(parent)
+        die_with(parent)
         self._in = os.dup(0)
         self._out = os.dup(1)
         null = os.open(os.devnull, os.O_RDONLY)
@@ -63,7 +63,7 @@ class ParentLink:
             view = view[os.write(self._out, view) :]
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Ask the kernel for SIGKILL when the parent ends; leave at once where it has ended already."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -67,6 +67,8 @@ def _symmetric(spec: Spec) -> tuple[str, ...]:
 
 def names_for(spec: Spec) -> tuple[str, ...]:
     """The baselines that make sense for a spec."""
+    if ragged(spec):
+        return ("unfused",)  # libraries exchange rows whose number the host knows, and wait for it
     if spec.attribute("scales") == "block":
         return ()  # libraries take these scales in layouts of their own
     if spec.operation.compute == "gemm" and spec.inputs[0].dtype in ONE_BYTE:  # without schedules of library products
@@ -76,8 +78,6 @@ def names_for(spec: Spec) -> tuple[str, ...]:
         return _behind_epilogues(spec)
     if spec.local:
         return ("compute_only",)
-    if ragged(spec):
-        return ("unfused",)  # libraries exchange rows whose number the host knows, and wait for it
     own = ("unfused", "compute_only") if spec.operation.compute == "gemm" else ("unfused",)
     if in_blocks(spec):
         return own  # libraries gather one operand

@@ -40,6 +40,7 @@ from tilescale.spec.tensor import ITEMSIZE
 from tilescale.spec.views import ReplicateView
 
 CALLS = 3
+MOST_CALLS = 100  # each has inputs of its own
 TIME_LIMIT_NS = 10**9
 SHOWN = 5
 
@@ -85,6 +86,23 @@ class Conditions:
 USUAL = Conditions()
 
 
+def check_run(spec: Spec, seed: object, adversary: object, conditions: Conditions) -> None:
+    """EmulationError for what no run of `spec` can have."""
+    if adversary is not None and adversary not in ADVERSARIES:
+        raise EmulationError("an adversary is known", repr(adversary), nearest(str(adversary), ADVERSARIES))
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise EmulationError("seed is a non-negative integer", as_text(seed), "for example seed=0")
+    ranges = {
+        "calls": (1, MOST_CALLS, "for example calls=3"),
+        "first_call": (0, 2**32 - 1, "epochs wrap: 4294967295 is the last"),
+        "late_rank": (-1, spec.world - 1, f"a rank of {spec.label}, or -1 for none"),
+    }
+    for name, (least, most, remedy) in ranges.items():
+        value = getattr(conditions, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise EmulationError(f"{name} of a run is an integer from {least} to {most}", repr(value)[:60], remedy)
+
+
 def emulate(spec: Spec, schedule: Schedule, seed: int = 0, adversary: str | None = None,
             include_dirs: Sequence[Path] = (), conditions: Conditions = USUAL) -> Emulation:
     """Run the emitted text of `schedule` on the CPU, at a small size of the same binaries where the spec is large.
@@ -97,10 +115,7 @@ def emulate(spec: Spec, schedule: Schedule, seed: int = 0, adversary: str | None
     """
     check_spec(spec)
     check_schedule(schedule)
-    if adversary is not None and adversary not in ADVERSARIES:
-        raise EmulationError("an adversary is known", repr(adversary), nearest(str(adversary), ADVERSARIES))
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise EmulationError("seed is a non-negative integer", as_text(seed), "for example seed=0")
+    check_run(spec, seed, adversary, conditions)
     chosen = adversary or ADVERSARIES[seed % len(ADVERSARIES)]
     small = scaled(spec, schedule)
     setup = Run(small, seed, chosen, include_dirs, conditions)

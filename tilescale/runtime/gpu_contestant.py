@@ -117,12 +117,12 @@ class ProgramContestant:
         self._work.poison()
         self._rank.exchange(b"")  # no rank starts to wait for one that still prepares
         for call in range(CALLS):
-            self._enqueue(call)
+            self.enqueue(call)
         self._operation.check(self._rank.device.stream)
         for call in range(CALLS):
             self._work.check(call)
 
-    def _enqueue(self, call: int) -> None:
+    def enqueue(self, call: int) -> None:
         """One call. Where peers read an operand in place it is written between meetings: nobody reads it then."""
         data, rank, device = self._work.calls[call], self._rank, self._rank.device
         staged = [(self._symmetric[name], tensor) for name, tensor in zip(self._names, data.inputs, strict=True)

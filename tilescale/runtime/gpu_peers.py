@@ -47,6 +47,12 @@ def symm_mem(rank: Rank, work: Workload, meet: Meet) -> Path:
     group = _symmetric_group(rank, meet)
     torch, name, a_type = rank.device.torch, group.group_name, work.spec.inputs[0].dtype
     operators, wait = torch.ops.symm_mem, torch.ops._c10d_functional.wait_tensor
+    if work.multiplies and work.spec.output.dtype != a_type:
+        raise RunnerError("fused operators give the type of their inputs", work.spec.output.dtype)
+    if work.kind in ("gather", "reduce_scatter"):
+        _require_even_rows(work)
+    placed = work.kind == "gather" and not work.multiplies and work.spec.placement == "symmetric"
+    shards = _summands(rank, work, group) if placed else lambda number: work.calls[number].inputs[0]
 
     def gather_multiply(number: int) -> Any:
         a, b = work.calls[number].inputs
@@ -57,13 +63,9 @@ def symm_mem(rank: Rank, work: Workload, meet: Meet) -> Path:
         return operators.fused_matmul_reduce_scatter(a, b, "sum", 0, name)
 
     def gather(number: int) -> Any:
-        return wait(operators._low_contention_all_gather(work.calls[number].inputs[0], name))
+        return wait(operators._low_contention_all_gather(shards(number), name))
 
     calls = {("gather", True): gather_multiply, ("gather", False): gather, ("reduce_scatter", True): multiply_scatter}
-    if work.multiplies and work.spec.output.dtype != a_type:
-        raise RunnerError("fused operators give the type of their inputs", work.spec.output.dtype)
-    if work.kind in ("gather", "reduce_scatter"):
-        _require_even_rows(work)
     if (work.kind, work.multiplies) in calls:
         return as_peer(work, calls[work.kind, work.multiplies])
     if work.kind != "reduce_scatter":
@@ -114,7 +116,7 @@ def symm_mem_two_shot(rank: Rank, work: Workload, meet: Meet) -> Path:
 
 
 class _Summands:
-    """What a rank adds, where its peers read it: symmetric memory of torch. Making it is collective.
+    """What a rank adds or sends, where its peers read it: symmetric memory of torch. Making it is collective.
 
     `buffers` 1: every call copies or multiplies into the one. CALLS: the caller's tensors lie there already.
     """

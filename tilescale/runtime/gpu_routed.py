@@ -17,13 +17,17 @@ from tilescale.runtime.gpu_check import (
     CallData,
     Expected,
     Place,
+    TorchArrays,
     Workload,
     WrongResult,
 )
+from tilescale.runtime.reference import Sums, finish
 from tilescale.runtime.routed import counts_of, entries_of
+from tilescale.runtime.routed_scales import scaled_matrices, scaled_rows
 from tilescale.runtime.routing import Indices, routing_of
 from tilescale.schedules.ragged import ragged, ragged_geometry
 from tilescale.spec.declaration import Spec
+from tilescale.spec.ops._experts import sent_scale_bytes
 from tilescale.spec.result import SMALLEST
 from tilescale.spec.routed import routed_deviation
 
@@ -109,33 +113,72 @@ class RoutedWorkload(Workload):
                 self._fill(tensor, call)
             elif local.name == "b":
                 tensor.copy_(self._matrices(call, self.rank))
+            elif local.name != "counts":  # scales, and what epilogues read
+                tensor.copy_(self._operand(call, local.name, self.rank))
             placed.append(tensor)
         out = self._place(local_outputs(self.spec, self.rank)[0])
         made = self._combined if self._geo.combines else self._multiplied if self.multiplies else self._dispatched
         return CallData(tuple(placed), out, made(call))
 
+    def _operand(self, call: int, name: str, rank: int) -> Any:
+        """The numbers of an operand of any rank."""
+        named = {local.name: (at, local) for at, local in enumerate(local_inputs(self.spec, rank))}
+        at, local = named[name]
+        return self._fresh(local, call, at, rank, self._device)
+
     def _matrices(self, call: int, rank: int) -> Any:
         """Those of the experts of a rank."""
         return self._fresh(local_inputs(self.spec, rank)[1], call, 1, rank, self._device)
 
+    def _rows_of_experts(self, call: int, rank: int) -> npt.NDArray[np.int64]:
+        """How many rows every expert of a rank has."""
+        part = slice(rank * self._geo.local, (rank + 1) * self._geo.local)
+        return self._routings[call].counts[:, part].sum(axis=0)  # type: ignore[no-any-return]
+
     def _products(self, call: int, rank: int, rows: Any) -> tuple[Any, Any]:
         """The product of every row that a rank holds with the matrix of its expert, in fp64, and the sum of the absolute
         values that it adds up."""
-        local = self._geo.local
-        each = self._routings[call].counts[:, rank * local:(rank + 1) * local].sum(axis=0).tolist()
-        values, sizes = [], []
-        for part, matrix in zip(rows.split(each), self._matrices(call, rank), strict=True):
-            values.append(part.double() @ matrix.double())
-            sizes.append(part.double().abs() @ matrix.double().abs())
+        spec, each, matrices = self.spec, self._rows_of_experts(call, rank).tolist(), self._matrices(call, rank)
+        scaled = spec.attribute("scales") is not None
+        of_rows = self._scales_of_rows(call, rank) if scaled else None
+        of_matrices = self._operand(call, "scale_b", rank) if scaled else None
+        values, sizes, first = [], [], 0
+        for expert, part in enumerate(rows.split(each)):
+            last = first + part.shape[0]
+            own = of_rows if of_rows is None or of_rows.ndim == 1 else of_rows[first:last]
+            wide = scaled_rows(spec, part.double(), own)
+            here = None if of_matrices is None else of_matrices[expert:expert + 1]
+            matrix = scaled_matrices(spec, matrices[expert:expert + 1].double(), here)[0]
+            values.append(wide @ matrix)
+            sizes.append(wide.abs() @ matrix.abs())
+            first = last
         return self._torch.cat(values), self._torch.cat(sizes)
+
+    def _scales_of_rows(self, call: int, rank: int) -> Any:
+        """Of every row that a rank holds: where they have come with tokens, those of its token."""
+        if not sent_scale_bytes(self.spec):
+            return self._operand(call, "scale_a", rank)
+        entries = self._routings[call].entries
+        mine = entries[entries[:, 3] == rank]
+        mine = self._torch.from_numpy(mine[np.argsort(mine[:, 4])]).to(self._device)
+        sent = [self._operand(call, "scale_a", source) for source in range(self._geo.world)]
+        found = self._torch.empty((len(mine), sent[0].shape[1]), device=self._device)
+        for source, scales in enumerate(sent):
+            at = mine[:, 0] == source
+            found[at] = scales[mine[at, 1]]
+        return found
 
     def _multiplied(self, call: int) -> Expected:
         """A dispatch, and the products of its rows."""
         value, size = self._products(call, self.rank, self._dispatched(call).values)
         off = routed_deviation(self.spec, call == EXACT_CALL)
-        room = value.abs() * (off.result + _KEPT_ROUNDOFF) + size * off.magnitude
-        room += SMALLEST.get(self.spec.output.dtype, 0.0)
-        return Expected(value.to(self._kept), room.float())
+        torch = self._torch
+        repeats = torch.from_numpy(self._rows_of_experts(call, self.rank)).to(self._device)
+        extras = [[self._operand(call, operand.name, self.rank).double().repeat_interleave(repeats, dim=0)
+                   for operand in epilogue.extras(self.spec)] for epilogue in self.spec.epilogues]
+        found = finish(self.spec, Sums(value, size, None), off, extras, TorchArrays(torch, self._device))
+        room = found.room + found.value.abs() * _KEPT_ROUNDOFF + SMALLEST.get(self.spec.output.dtype, 0.0)
+        return Expected(found.value.to(self._kept), room.float())
 
     def _fill(self, tensor: Any, call: int) -> None:
         """Tokens, or the rows that there are."""
@@ -171,7 +214,11 @@ class RoutedWorkload(Workload):
         for source in range(self._geo.world):
             at = np.flatnonzero(mine[:, 0] == source)
             tokens = torch.from_numpy(mine[at, 1]).to(self._device)
-            values[torch.from_numpy(at).to(self._device)] = self._held(call, source)[tokens]
+            held, place = self._held(call, source), torch.from_numpy(at).to(self._device)
+            if sent.itemsize == 1:  # torch does not index every type of one byte on a GPU
+                values.view(torch.uint8)[place] = held.view(torch.uint8)[tokens]
+            else:
+                values[place] = held[tokens]
         return Expected(values)
 
     def _combined(self, call: int) -> Expected:

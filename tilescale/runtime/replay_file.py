@@ -8,7 +8,7 @@ from pathlib import Path
 from tilescale import canon
 from tilescale.codegen.compile import INCLUDE, headers_digest
 from tilescale.errors import EmulationError, TilescaleError
-from tilescale.runtime.emulate import Conditions, Emulation, emulate
+from tilescale.runtime.emulate import Conditions, Emulation, check_run, emulate
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.declaration import Spec
 
@@ -43,7 +43,7 @@ def write(folder: Path, spec: Spec, schedule: Schedule, emulation: Emulation, co
 
 
 def read(path: Path) -> Replay:
-    """The replay in a file. Raises EmulationError where it is none, or of another format."""
+    """The replay in a file. Raises EmulationError where it is none, of another format, or holds what no run can have."""
     try:
         replay = canon.loads(Replay, path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -55,6 +55,10 @@ def read(path: Path) -> Replay:
         raise EmulationError(f"{path} is a replay file", str(error), remedy) from None
     if replay.format != FORMAT:
         raise EmulationError(f"a replay file has format {FORMAT}", replay.format, "emulate again with this version")
+    try:
+        check_run(replay.spec, replay.seed, replay.adversary, replay.conditions)
+    except EmulationError as error:
+        raise EmulationError(f"replay file {path}: {error.rule}", error.actual, error.remedy) from None
     return replay
 
 

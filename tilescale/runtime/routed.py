@@ -8,9 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tilescale.runtime.check import Array, from_bits, random_input, to_bits
+from tilescale.runtime.reference import NumpyArrays, Sums, finish
+from tilescale.runtime.routed_scales import Scales, as_bytes, drawn_scales, scaled_matrices, scaled_rows
 from tilescale.runtime.routing import Indices
 from tilescale.schedules.ragged import RaggedGeometry, ragged_geometry
 from tilescale.spec.declaration import Spec
+from tilescale.spec.ops._experts import sent_scale_bytes
 from tilescale.spec.ops._moe import multiplies
 from tilescale.spec.result import SMALLEST
 from tilescale.spec.routed import routed_deviation
@@ -96,38 +99,77 @@ def _multiplied(spec: Spec, geo: RaggedGeometry, indices: list[Indices], rng: np
     sent = _dispatched(spec, geo, indices, rng, exact)
     counts, off = counts_of(geo, indices), routed_deviation(spec, exact)
     least = SMALLEST.get(spec.output.dtype, 0.0)
+    scales = drawn_scales(spec, rng, exact)
+    of_rows = _scales_of_rows(spec, geo, indices, scales)
     inputs, exactly, value, allowed = [], [], [], []
     for rank, (given, found) in enumerate(zip(sent.inputs, sent.exact, strict=True)):
-        bits, factors = _matrices(spec, rng, exact)
+        bits, factors = _matrices(spec, rng, exact, scales[rank])
         rows = counts[:, rank * geo.local:(rank + 1) * geo.local].sum(axis=0)
         size = int(rows.sum()) * geo.row_bytes
         held = from_bits(found["out"][:size], spec.inputs[0].dtype).reshape(-1, spec.mnk[2])
+        held = scaled_rows(spec, held, of_rows[rank])
         parts = np.split(held, np.cumsum(rows)[:-1])
-        value.append(np.concatenate([part @ factor for part, factor in zip(parts, factors, strict=True)]))
+        total = np.concatenate([part @ factor for part, factor in zip(parts, factors, strict=True)])
         magnitude = np.concatenate([np.abs(part) @ np.abs(factor) for part, factor in zip(parts, factors, strict=True)])
-        allowed.append(least + np.abs(value[-1]) * off.result + magnitude * off.magnitude)
-        inputs.append({**given, "b": bits})
+        beside, numbers = _beside(spec, rank, rows, rng, exact)
+        made = finish(spec, Sums(total, magnitude, None), off, numbers, NumpyArrays())
+        value.append(made.value)
+        allowed.append(made.room + least)
+        inputs.append({**given, "b": bits, **beside, **as_bytes(scales[rank])})
         exactly.append({"counts": found["counts"]})
     return Routed(inputs, exactly, value, allowed, partly=True)
 
 
-def _matrices(spec: Spec, rng: np.random.Generator, exact: bool) -> tuple[bytes, Array]:
-    """Those of the experts of a rank."""
+def _scales_of_rows(spec: Spec, geo: RaggedGeometry, indices: list[Indices], scales: list[Scales]) -> list[Array]:
+    """Of every row of a dispatch, those that have travelled with its token, or the one of all tokens."""
+    if not sent_scale_bytes(spec):
+        return [each.get("scale_a", np.ones(1)) for each in scales]
+    entries, sent = entries_of(geo, indices), np.concatenate([each["scale_a"] for each in scales])
+    first, found = np.cumsum([0, *geo.tokens]), []
+    for holder in range(geo.world):
+        mine = entries[entries[:, 3] == holder]
+        mine = mine[np.argsort(mine[:, 4])]
+        found.append(sent[first[mine[:, 0]] + mine[:, 1]])
+    return found
+
+
+def _beside(spec: Spec, rank: int, rows: npt.NDArray[np.int64], rng: np.random.Generator, exact: bool
+            ) -> tuple[dict[str, bytes], list[list[Array]]]:
+    """What epilogues read: bytes by buffer, and of every epilogue its operands, of each row those of its expert. `rows`:
+    of every expert of the rank."""
+    given, found = {}, []
+    for epilogue in spec.epilogues:
+        own = []
+        for operand in epilogue.extras(spec):
+            shape = operand.tensor.local_shape(rank, spec.world)
+            given[operand.name] = bits = to_bits(random_input(rng, shape, exact), operand.tensor.dtype).tobytes()
+            own.append(np.repeat(from_bits(bits, operand.tensor.dtype).reshape(shape), rows, axis=0))
+        found.append(own)
+    return given, found
+
+
+def _matrices(spec: Spec, rng: np.random.Generator, exact: bool, scales: Scales) -> tuple[bytes, Array]:
+    """Those of the experts of a rank: their memory, and what they stand for."""
     tensor = spec.inputs[1]
     experts, k, n = tensor.local_shape(0, spec.world)
-    bits = to_bits(random_input(rng, (experts * k, n), exact), tensor.dtype).tobytes()
-    return bits, from_bits(bits, tensor.dtype).reshape(experts, k, n)
+    by_rows = tensor.order == "row"
+    rows, columns = (k, n) if by_rows else (n, k)
+    bits = to_bits(random_input(rng, (experts * rows, columns), exact), tensor.dtype).tobytes()
+    held = from_bits(bits, tensor.dtype).reshape(experts, rows, columns)
+    return bits, scaled_matrices(spec, held if by_rows else held.transpose(0, 2, 1), scales.get("scale_b"))
 
 
 def _weighted(spec: Spec, geo: RaggedGeometry, indices: list[Indices], rng: np.random.Generator, exact: bool) -> Routed:
     """The product of every row with the matrix of its expert, and a combine of these."""
     sent, dtype = _combined(spec, geo, indices, rng, exact), spec.inputs[0].dtype
-    made = [_matrices(spec, rng, exact) for _ in range(geo.world)]
+    scales = drawn_scales(spec, rng, exact)
+    made = [_matrices(spec, rng, exact, each) for each in scales]
     value = [np.zeros((count, spec.output.sizes[1])) for count in geo.tokens]
     magnitude, spread = [np.zeros_like(v) for v in value], [np.zeros_like(v) for v in value]
     counts = counts_of(geo, indices).sum(axis=0).reshape(geo.world, geo.local)
     ends = np.cumsum(counts, axis=1)
-    held = [from_bits(given["a"], dtype).reshape(geo.room, -1) for given in sent.inputs]
+    held = [scaled_rows(spec, from_bits(given["a"], dtype).reshape(geo.room, -1), each.get("scale_a"))
+            for given, each in zip(sent.inputs, scales, strict=True)]
     weights = [np.frombuffer(given["weights"], "<f4").reshape(part.shape)
                for given, part in zip(sent.inputs, indices, strict=True)]
     for source, token, k, holder, row in entries_of(geo, indices).tolist():
@@ -139,7 +181,8 @@ def _weighted(spec: Spec, geo: RaggedGeometry, indices: list[Indices], rng: np.r
     off, least = routed_deviation(spec, exact), SMALLEST.get(spec.output.dtype, 0.0)
     allowed = [least + np.abs(v) * off.result + m * off.magnitude + s * off.spread
                for v, m, s in zip(value, magnitude, spread, strict=True)]
-    inputs = [{**given, "b": bits} for given, (bits, _) in zip(sent.inputs, made, strict=True)]
+    inputs = [{**given, "b": bits, **as_bytes(each)}
+              for given, (bits, _), each in zip(sent.inputs, made, scales, strict=True)]
     return Routed(inputs, sent.exact, value, allowed)
 
 

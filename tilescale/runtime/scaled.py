@@ -9,6 +9,7 @@ from tilescale.runtime.scaled_exchange import small_exchange
 from tilescale.runtime.scaled_ragged import small_ragged
 from tilescale.schedules import tile
 from tilescale.schedules.exchanges import exchanges
+from tilescale.schedules.geometry import spanned
 from tilescale.schedules.lower import lower
 from tilescale.schedules.plan import Launch, Plan, Role, Signal
 from tilescale.schedules.ragged import ragged
@@ -64,6 +65,8 @@ def scaled(spec: Spec, schedule: Schedule) -> Scaled:
     rows = chunks * unit - unit // 2 + 8 if chunks > 1 else unit + unit // 2 + 8
     small = replace(schedule, num_comm_blocks=gang * schedule.depth,
                     chunk_rows=0 if schedule.overlap == "none" else unit if chunks > 1 else 2 * unit)
+    if spanned(spec, schedule) > 1:  # shards are smaller than tiles already
+        rows, small = _shard_rows(spec), replace(small, chunk_rows=schedule.chunk_rows)
     small_spec = _resized(spec, rows, schedule)
     return Scaled(small_spec, small, _on_few_blocks(small_spec, small), True)
 

@@ -16,6 +16,7 @@ from tilescale.spec.tensor import Tensor
 
 BLOCKS = 2
 TAIL = 24  # elements of two bytes, which keep rows aligned to 16
+HALVED_TAIL = 48  # of bytes; of columns of which half are stored: both are whole blocks of gate and of up
 UNROLL = 4  # accesses of a lane in flight
 
 
@@ -46,11 +47,13 @@ def _small_products(spec: Spec, schedule: Schedule, rows: int) -> tuple[Spec, Sc
     """The same where experts multiply: contractions of two blocks and a tail, two columns of tiles, the second with a
     tail."""
     tokens, matrices = spec.inputs
-    k, n = 2 * schedule.block_k + TAIL, schedule.block_n + TAIL
+    halves = any(epilogue.halves for epilogue in spec.epilogues)
+    tail = TAIL if tokens.itemsize > 1 else HALVED_TAIL
+    k, n = 2 * schedule.block_k + tail, schedule.block_n + (HALVED_TAIL if halves else TAIL)
     room = spec.world * rows * count_attribute(spec, "top_k")
     taken, made = (room, rows) if combines(spec) else (rows, room)
     small = dataclasses.replace(
         spec, inputs=(dataclasses.replace(tokens, shape=(taken, k)),
                       dataclasses.replace(matrices, shape=(matrices.shape[0], k, n))),
-        output=dataclasses.replace(spec.output, shape=(made, n)))
+        output=dataclasses.replace(spec.output, shape=(made, n // 2 if halves else n)))
     return small, replace(schedule, num_comm_blocks=min(max(BLOCKS, schedule.depth), schedule.num_comm_blocks))

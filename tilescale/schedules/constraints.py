@@ -35,7 +35,8 @@ WHOLE_SUMS = ("direct", "scatter", "one_shot", "two_shot")  # algorithms that ad
 GROUP_ROWS = (1024, 2048)
 WARP_SUMS = 128
 TURN_RESULTS = 64 * 128
-STREAM_REGISTERS = 16  # of a thread that multiplies, which follow what tiles are shared, or whose turn it is
+# Of a thread that multiplies, which follow what tiles are shared, whose turn it is, or whose scales and numbers are read.
+STREAM_REGISTERS = 16
 STREAM_FULL, STREAM_STEPS, STREAM_BLOCKS = 0.95, 4, 8  # share of a wave; blocks of a contraction; blocks of a tile
 
 
@@ -232,6 +233,11 @@ def _rows_suit_tile(spec: Spec, s: Schedule) -> bool:
     if tile.small_m(spec):
         return s.block_m == tile.padded_rows(_local_rows(spec)[0]) and s.block_n in (64, 128)
     return s.block_m >= tile.ROWS
+
+
+def _finishes_bytes(spec: Spec) -> bool:
+    """Whether those who multiply bytes of experts, and follow which expert's, apply epilogues too."""
+    return grouped(spec) and tile.promotes(spec) and bool(spec.then)
 
 
 def _stage_rows(spec: Spec, s: Schedule) -> bool:
@@ -457,7 +463,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                _rows_suit_tile),
     Constraint("accumulators_fit", "the sums of a tile fit the registers of the threads that multiply",
                lambda spec, s: not _generated(spec, s) or tile.sum_registers(spec, s) <= MAX_ACCUMULATORS - (
-                   STREAM_REGISTERS if s.stream_k or s.consumers == tile.PINGPONG else 0)),
+                   STREAM_REGISTERS if s.stream_k or s.consumers == tile.PINGPONG or _finishes_bytes(spec) else 0)),
     Constraint("halves_stored_whole", "a tile whose columns become half as many stores them in pieces of 32 bytes",
                lambda spec, s: not _generated(spec, s) or tile.stored_columns(spec, s) % 16 == 0),
     Constraint("cluster_has_rows", "blocks of a cluster have a row of tiles each",

@@ -44,6 +44,7 @@ class Extras:
 
 
 NO_EXTRAS = Extras((), (), ())
+ROUTING = ("indices", "weights", "counts")  # operands of steps that route, which name them themselves
 
 
 @lru_cache(maxsize=64)
@@ -54,3 +55,12 @@ def extras_of(spec: Spec) -> Extras:
     buffers = tuple(Buffer(extra.name, "input", size) for extra, size in zip(spec.extras, sizes, strict=True))
     return Extras(buffers, tuple(extra.rows for extra in spec.extras), spec.then, len(spec.operation.extras(spec)),
                   *(each.name for each in spec.aside))
+
+
+@lru_cache(maxsize=64)
+def extras_of_products(spec: Spec) -> Extras:
+    """Of products of experts: what steps that multiply read besides, without what rows are routed by."""
+    found = extras_of(spec)
+    kept = [at for at, buffer in enumerate(found.buffers) if buffer.name not in ROUTING]
+    return Extras(tuple(found.buffers[at] for at in kept), tuple(found.rows[at] for at in kept), found.then,
+                  sum(at < found.own for at in kept))

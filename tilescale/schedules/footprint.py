@@ -125,7 +125,8 @@ def describe(step: Step) -> str:
         return f"{type(step).__name__} {step.m}x{step.n}x{step.k} of {_region(step.segment)} from {step.at}{place}"
     if isinstance(step, Ragged):
         group = f", group {step.group}" if isinstance(step, Grouped) else ""
-        return f"Ragged {step.task} for rank {step.peer}{group}"
+        then = f", then {', '.join(step.then)}" if isinstance(step, Grouped) and step.then else ""
+        return f"Ragged {step.task} for rank {step.peer}{group}{then}"
     if isinstance(step, Signal):
         return f"Signal +{step.value} to counter {step.counter} of rank {step.rank}"
     return f"Wait for {step.value} on counter {step.counter}"
@@ -300,7 +301,8 @@ def check_steps(plan: Plan) -> Counterexample | None:
         SumPackets: lambda plan, rank, step: _check_sum(plan, rank, step) or check_packets(plan, rank, step),
         SumAside: lambda plan, rank, step: _check_sum(plan, rank, step) or _check_aside(plan, step),
         Ragged: _check_ragged,
-        Grouped: lambda plan, rank, step: _check_ragged(plan, rank, step) or _check_grouped(step),
+        Grouped: lambda plan, rank, step: (
+            _check_ragged(plan, rank, step) or _check_grouped(step) or _check_beside(plan, rank, step)),
         Signal: _check_signal,
         Wait: _check_wait,
     }
@@ -447,6 +449,15 @@ def _check_grouped(step: Grouped) -> Problem | None:
         return "structure", (
             f"a step for one of {step.groups} groups says of every part within which range it lies; got "
             f"{describe(step)} of group {step.group}")
+    return None
+
+
+def _check_beside(plan: Plan, rank: int, step: Grouped) -> Problem | None:
+    """Extra operands are of the own rank and read whole: where those of an expert lie the device finds."""
+    names = {extra.buffer for extra in plan.goal.extras}
+    for region in step.reads:
+        if region.buffer in names and region != Region(region.buffer, rank, 0, plan.buffer(region.buffer).size):
+            return "extras", f"a step reads an extra operand of its rank whole; got {_region(region)}"
     return None
 
 

@@ -53,6 +53,8 @@ class RankPlan:
         self.own_chunks = geo.chunks(rank)
         self.incoming = self._there(shape.algorithm.incoming(rank, geo.world, geo.max_chunks, shape.order))
         self.outgoing = self._there(shape.algorithm.outgoing(rank, geo.world, geo.max_chunks, shape.order))
+        if geo.span > 1:
+            self.incoming, self.outgoing = self._spanning()
         self.gang = 1 if shape.engine else shape.comm_blocks // shape.depth
         # Blocks that announce a chunk: those that have staged it, or one where it lies ready.
         self.announcers = self.gang if geo.stages or shape.overlap == "fused" else 1
@@ -60,6 +62,16 @@ class RankPlan:
     def _there(self, transfers: Sequence[Transfer]) -> list[Transfer]:
         """Those of chunks that their owners have: smaller shards have fewer."""
         return [t for t in transfers if t.chunk < len(self.geo.chunks(t.source))]
+
+    def _spanning(self) -> tuple[list[Transfer], list[Transfer]]:
+        """What is received and sent where a product spans shards: first among those of the own product, then one product
+        after the other; at any time every rank sends to one peer and receives from one."""
+        span, products = self.geo.span, self.geo.world // self.geo.span
+        mine, place = divmod(self.rank, span)
+        turns = [(d, i) for d in range(products) for i in range(span) if (d, i) != (0, 0)]
+        sources = [(mine + d) % products * span + (place - i) % span for d, i in turns]
+        targets = [(mine - d) % products * span + (place + i) % span for d, i in turns]
+        return [Transfer(s, self.rank, 0) for s in sources], [Transfer(self.rank, t, 0) for t in targets]
 
     def chunk_of(self, transfer: Transfer) -> Chunk:
         return self.geo.chunks(transfer.source)[transfer.chunk]
@@ -130,9 +142,26 @@ class RankPlan:
 
     def segments(self, waits: bool) -> list[Step]:
         """Own rows first, then the others in the order they are expected, each behind its wait."""
+        if self.geo.span > 1:
+            return self._spans()
         steps = self.own_rows()
         for t in self.incoming:
             steps += [*([Wait(self.arrived(t.source, t.chunk), self.gang)] if waits else []), *self.received_rows(t)]
+        return steps
+
+    def gather_own(self) -> list[Step]:
+        """The own rows to where those of the others land, for a product that takes them together."""
+        whole = self.geo.whole(self.rank)
+        return [Copy(self.geo.own(self.rank, whole), self.geo.gathered(self.rank, self.rank, whole))]
+
+    def _spans(self) -> list[Step]:
+        """Products of several shards, that of the own one first, each behind what it waits for."""
+        steps: list[Step] = []
+        for first in range(0, self.geo.world, self.geo.span):
+            mine = (first + self.rank // self.geo.span * self.geo.span) % self.geo.world
+            rows = Chunk(0, 0, self.geo.span * self.geo.rows)
+            steps += [Wait(self.arrived(source, 0), self.gang) for source in range(mine, mine + self.geo.span)]
+            steps.append(self.geo.consume(self.rank, mine, rows, self.geo.gathered(self.rank, mine, rows)))
         return steps
 
     def own_rows(self) -> list[Step]:
@@ -242,6 +271,8 @@ def _gang_steps(plan: RankPlan, gang: int) -> list[Step]:
             steps += [*plan.stage(chunk), *plan.announce(chunk)]
     elif not geo.push and gang == 0:
         steps += plan.announce(plan.own_chunks[0])
+    if geo.span > 1 and gang == 0:
+        steps += [*plan.gather_own(), Signal(plan.rank, plan.arrived(plan.rank, 0))]
     if not geo.gathers and gang == 0:
         steps += plan.own_rows()
     if geo.push:
@@ -259,6 +290,9 @@ def _gang_steps(plan: RankPlan, gang: int) -> list[Step]:
 def _engine_streams(plan: RankPlan) -> None:
     """`depth` streams of host-recorded copies, each copy with the small kernels that wait and signal around it."""
     _engine_staging(plan)
+    if plan.geo.span > 1:
+        plan.host_copy("own", 1, plan.gather_own())
+        plan.small("own.signal", 1, [Signal(plan.rank, plan.arrived(plan.rank, 0))])
     transfers = plan.outgoing if plan.geo.push else plan.incoming
     _engine_transfers(plan, transfers, [1 + i % plan.shape.depth for i in range(len(transfers))], local=True)
     plan.copies("keep.own", 1, plan.keep_own())
@@ -326,7 +360,7 @@ def lower_none(plan: RankPlan) -> None:
     """First all copies, then all the work, on one stream."""
     geo, shape = plan.geo, plan.shape
     _stage_chunks(plan, [0 for _ in plan.own_chunks])
-    gathered, own = geo.computes and shape.library, geo.whole(plan.rank)
+    gathered, own = geo.computes and (shape.library or geo.span > 1), geo.whole(plan.rank)
     if gathered and own.rows and not shape.multicast:  # which stores the own rows, too
         copy = Copy(geo.own(plan.rank, own), geo.gathered(plan.rank, plan.rank, own))
         if shape.engine:

@@ -9,6 +9,7 @@ from math import prod
 from tilescale.schedules.extras import NO_EXTRAS, Extras, extras_of
 from tilescale.schedules.plan import Buffer, Contract, Copy, Gemm, Goal, Region
 from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.op import Spec
 from tilescale.spec.tensor import shard_sizes
 
@@ -32,7 +33,8 @@ class Geometry:
     each other as if all had `rows`, those of the first. `row_bytes`, `output_row_bytes`: bytes of a row. `n`, `k`: columns
     of the local product and its contraction, 0 where nothing is multiplied. `symmetric`: peers may read the operand where
     the caller holds it. `extras`: what products read besides, and their epilogues. `keeps`: what is gathered before a
-    product is an output too.
+    product is an output too. `span`: shards that one product takes together, the own one among them, from where all are
+    gathered.
     """
 
     held: tuple[int, ...]
@@ -46,6 +48,7 @@ class Geometry:
     chunk_rows: int
     extras: Extras = NO_EXTRAS
     keeps: bool = False
+    span: int = 1
 
     @property
     def world(self) -> int:
@@ -165,7 +168,23 @@ def geometry(spec: Spec, schedule: Schedule) -> Geometry:
         held=shard_sizes(operand.sizes[0], spec.world), row_bytes=row_elements * operand.itemsize,
         output_row_bytes=output_row, n=n, k=k, b_bytes=b_bytes, push=schedule.direction == "push",
         symmetric=spec.placement == "symmetric", chunk_rows=schedule.chunk_rows, extras=extras_of(spec),
-        keeps=bool(spec.attribute("gathered")))
+        keeps=bool(spec.attribute("gathered")), span=spanned(spec, schedule))
+
+
+def spanned(spec: Spec, schedule: Schedule) -> int:
+    """Shards that one product takes together: as many as a tile has rows for, where a shard has fewer rows than a tile and
+    tiles and ranks are made of whole shards and products; 1 elsewhere."""
+    s, rows = schedule, spec.inputs[0].sizes[0]
+    if (not gathers_everywhere(spec) or s.compute != "generated" or s.overlap == "chunked" or s.direction != "push"
+            or s.algorithm != "direct" or TRANSPORTS[s.transport].multicast or rows % spec.world):
+        return 1
+    shard = rows // spec.world
+    if not 0 < shard < s.block_m or s.block_m % shard:
+        return 1
+    span = min(s.block_m // shard, spec.world)
+    if spec.world % span:
+        return 1
+    return spec.world if s.overlap == "none" else span
 
 
 def gathers_everywhere(spec: Spec) -> bool:

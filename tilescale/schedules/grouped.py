@@ -18,11 +18,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 
+from tilescale.schedules.extras import extras_of_products
 from tilescale.schedules.grouped_combine import part_of, products_geometry
 from tilescale.schedules.plan import Buffer, Goal, Grouped, Launch, Plan, Region, Role, Signal, Step, Wait
 from tilescale.schedules.ragged import THREADS, WARP, WORD, RaggedGeometry, aligned, ragged, ragged_geometry
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
+from tilescale.spec.ops._experts import sent_scale_bytes
 from tilescale.spec.ops._moe import combines, multiplies
 
 PAD = 128  # rows; a multiple of every block_m
@@ -36,13 +38,17 @@ def grouped(spec: Spec) -> bool:
 @dataclass(frozen=True)
 class GroupedGeometry(RaggedGeometry):
     """`groups`: of the experts of a rank; `n`, `k`: columns and contraction of a product; `b_bytes`: of the matrices of a
-    rank; `out_row_bytes`: of a row of products."""
+    rank; `out_row_bytes`: of a row of products, behind epilogues `then`; `extras`: operands of scales and epilogues;
+    `scale_bytes`: of the scales that travel with a token."""
 
     groups: int
     n: int
     k: int
     b_bytes: int
     out_row_bytes: int
+    extras: tuple[Buffer, ...]
+    then: tuple[str, ...]
+    scale_bytes: int
 
     @property
     def keys(self) -> int:
@@ -56,7 +62,7 @@ class GroupedGeometry(RaggedGeometry):
 
     @property
     def head_bytes(self) -> int:
-        return aligned(self.told_bytes + self.most * (self.top_k + 1) * WORD)
+        return aligned(self.told_bytes + self.most * ((self.top_k + 1) * WORD + self.scale_bytes))
 
     @property
     def padded(self) -> int:
@@ -68,6 +74,11 @@ class GroupedGeometry(RaggedGeometry):
         words = 2 * THREADS + (THREADS // WARP + 3) * self.keys + 3 * self.experts + self.world * self.groups + 1
         return aligned(words * WORD)
 
+    @property
+    def moved_bytes(self) -> int:
+        """Of a token and its scales."""
+        return self.row_bytes + self.scale_bytes
+
     @cached_property
     def operand_bytes(self) -> int:
         return self.most * self.row_bytes
@@ -78,6 +89,7 @@ class GroupedGeometry(RaggedGeometry):
             Buffer("a", "input", self.operand_bytes),
             Buffer("b", "input", self.b_bytes),
             Buffer("indices", "input", self.entries * WORD),
+            *self.extras,
             Buffer("out", "output", self.room * self.out_row_bytes),
             Buffer("counts", "output", self.experts * WORD),
             Buffer("routes", "workspace", (2 * self.entries + self.blocks * self.keys) * WORD),
@@ -85,7 +97,13 @@ class GroupedGeometry(RaggedGeometry):
             Buffer("inbox", "workspace", self.world * self.segment_bytes, True, 2),
             # A tile holds rows behind the last one of an expert, which nobody has written: numbers, whichever.
             Buffer("rows", "workspace", self.padded * self.row_bytes, zeroed=True),
+            *((Buffer("scales", "workspace", self.padded * self.scale_bytes),) if self.scale_bytes else ()),
         )
+
+    @property
+    def beside_rows(self) -> tuple[str, ...]:
+        """Buffers that hold something of every row, where it has its place."""
+        return ("scales",) if self.scale_bytes else ()
 
     # -- parts ---------------------------------------------------------------------------------------------------------
     def part(self, whole: Region, group: int) -> Region:
@@ -111,32 +129,36 @@ class GroupedGeometry(RaggedGeometry):
         return Grouped("arrange", reads, writes, rank, groups=self.groups, within=(*reads, *writes))
 
     def send_group(self, rank: int, peer: int, group: int) -> Grouped:
-        """Fills the part of a group in the segment of `rank` at `peer`: reads tokens, indices and lists."""
-        reads = tuple(self.whole(name, rank) for name in ("a", "indices", "order"))
+        """Fills the part of a group in the segment of `rank` at `peer`: reads tokens, indices, lists, and scales."""
+        names = ("a", "indices", "order", *(("scale_a",) if self.scale_bytes else ()))
+        reads = tuple(self.whole(name, rank) for name in names)
         moved = self.expected_tokens(rank, peer) // self.groups if peer != rank else 0
-        return Grouped("send_group", reads, (self.told(peer, rank, group, group),), peer, moved * self.row_bytes,
+        return Grouped("send_group", reads, (self.told(peer, rank, group, group),), peer, moved * self.moved_bytes,
                        group=group, groups=self.groups, within=(*reads, self.given(peer, rank)))
 
     def place_group(self, rank: int, group: int) -> Grouped:
         """Takes the rows of the experts of a group to their places. Reads the segments of all sources up to the part of
-        the group, and the own tokens; writes rows, and with the first group counts."""
+        the group, and the own tokens; writes rows and their scales, and with the first group counts."""
         everyone = range(self.world)
-        own, rows = self.whole("a", rank), self.whole("rows", rank)
+        own, *placed = (self.whole(name, rank) for name in ("a", "rows", *self.beside_rows))
         counts = () if group else (self.whole("counts", rank),)
         moved = sum(self.expected_tokens(source, rank) for source in everyone) // self.groups
         return Grouped(
             "place_group", (*(self.told(rank, source, 0, group) for source in everyone), own),
-            (self.part(rows, group), *counts), rank, moved * self.row_bytes, group=group, groups=self.groups,
-            within=(*(self.given(rank, source) for source in everyone), own, rows, *counts))
+            (*(self.part(held, group) for held in placed), *counts), rank, moved * self.moved_bytes, group=group,
+            groups=self.groups, within=(*(self.given(rank, source) for source in everyone), own, *placed, *counts))
 
     def multiply(self, rank: int, group: int) -> Grouped:
-        """Multiplies the rows of every expert of a group by its matrix. Reads rows, matrices and counts."""
-        rows, out = self.whole("rows", rank), self.whole("out", rank)
-        beside = (self.whole("b", rank), self.whole("counts", rank))
+        """Multiplies the rows of every expert of a group by its matrix. Reads rows and their scales, matrices, counts, and
+        what stands beside them."""
+        placed, out = [self.whole(name, rank) for name in ("rows", *self.beside_rows)], self.whole("out", rank)
+        extras = (extra.name for extra in self.extras if not (self.scale_bytes and extra.name == "scale_a"))
+        beside = tuple(self.whole(name, rank) for name in ("b", "counts", *extras))
         experts = self.local // self.groups
         each = -(-sum(self.expected_rows(source, rank) for source in range(self.world)) // self.local)
-        return Grouped("multiply", (self.part(rows, group), *beside), (self.part(out, group),), rank, group=group,
-                       groups=self.groups, within=(rows, *beside, out), products=(experts, each, self.n, self.k))
+        reads = (*(self.part(held, group) for held in placed), *beside)
+        return Grouped("multiply", reads, (self.part(out, group),), rank, group=group, groups=self.groups,
+                       within=(*placed, *beside, out), products=(experts, each, self.n, self.k), then=self.then)
 
 
 @lru_cache(maxsize=256)
@@ -145,7 +167,9 @@ def grouped_geometry(spec: Spec, groups: int, blocks: int) -> GroupedGeometry:
     experts, k, n = spec.inputs[1].local_shape(0, spec.world)
     known = {field.name: getattr(base, field.name) for field in fields(base)}
     return GroupedGeometry(**known, groups=groups, n=n, k=k, b_bytes=experts * k * n * spec.inputs[1].itemsize,
-                           out_row_bytes=n * spec.output.itemsize)
+                           out_row_bytes=spec.output.sizes[1] * spec.output.itemsize,
+                           extras=extras_of_products(spec).buffers, then=spec.then,
+                           scale_bytes=sent_scale_bytes(spec))
 
 
 def routed_geometry(spec: Spec, schedule: Schedule, blocks: int) -> RaggedGeometry:
@@ -216,6 +240,7 @@ def grouped_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
         else:
             ranks.append((Launch("all", 0, (comm,), (), "moe", THREADS, geo.shared_bytes),
                           Launch("work", 0, (work,), (), "grouped", THREADS)))
-    goal = Goal("a", "out", (0,) * (spec.world + 1), geo.row_bytes, geo.out_row_bytes, False, ragged=True)
+    goal = extras_of_products(spec).goal(
+        Goal("a", "out", (0,) * (spec.world + 1), geo.row_bytes, geo.out_row_bytes, False, ragged=True))
     return Plan(op=spec.op, buffers=geo.buffers(), counters=(spec.world + 1) * geo.groups + 1, ranks=tuple(ranks),
                 goal=goal, sm_share=share, smem_limit=spec.topology.gpu.smem_bytes)

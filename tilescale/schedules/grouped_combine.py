@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 
+from tilescale.schedules.extras import extras_of_products
 from tilescale.schedules.plan import Buffer, Goal, Grouped, Launch, Plan, Region, Role, Signal, Step, Wait
 from tilescale.schedules.ragged import THREADS, WARP, WORD, RaggedGeometry, RaggedPlan, aligned, ragged_geometry
 from tilescale.schedules.schedule import Schedule
@@ -31,7 +32,7 @@ def part_of(whole: Region, group: int, groups: int) -> Region:
 @dataclass(frozen=True)
 class ProductsGeometry(RaggedGeometry):
     """A combine of products. `n`, `k`: their columns and contraction; `b_bytes`: of the matrices of a rank; `in_row_bytes`:
-    of a row that is multiplied; `out_row_bytes`: of a row of the output."""
+    of a row that is multiplied; `out_row_bytes`: of a row of the output; `extras`: what products read besides."""
 
     n: int
     k: int
@@ -39,6 +40,7 @@ class ProductsGeometry(RaggedGeometry):
     in_row_bytes: int
     out_row_bytes: int
     groups: int
+    extras: tuple[Buffer, ...]
 
     @property
     def keys(self) -> int:
@@ -65,6 +67,7 @@ class ProductsGeometry(RaggedGeometry):
             Buffer("indices", "input", self.entries * WORD),
             Buffer("weights", "input", self.entries * WORD),
             Buffer("counts", "input", self.experts * WORD),
+            *self.extras,
             Buffer("out", "output", self.most * self.out_row_bytes),
             Buffer("routes", "workspace", (2 * self.entries + self.blocks * self.keys) * WORD),
             Buffer("rows", "workspace", self.room * self.row_bytes),
@@ -72,8 +75,9 @@ class ProductsGeometry(RaggedGeometry):
         )
 
     def multiply(self, rank: int, group: int) -> Grouped:
-        """Multiplies the rows of every expert of a group by its matrix. Reads rows, matrices and counts."""
-        reads, rows = tuple(self.whole(name, rank) for name in ("a", "b", "counts")), self.whole("rows", rank)
+        """Multiplies the rows of every expert of a group by its matrix. Reads rows, matrices, counts and scales."""
+        names = ("a", "b", "counts", *(extra.name for extra in self.extras))
+        reads, rows = tuple(self.whole(name, rank) for name in names), self.whole("rows", rank)
         each = -(-sum(self.expected_rows(source, rank) for source in range(self.world)) // self.local)
         return Grouped("multiply", reads, (part_of(rows, group, self.groups),), rank, group=group, groups=self.groups,
                        within=(*reads, rows), products=(self.local // self.groups, each, self.n, self.k))
@@ -93,7 +97,8 @@ def products_geometry(spec: Spec, groups: int, blocks: int) -> ProductsGeometry:
     known = {field.name: getattr(base, field.name) for field in fields(base)}
     known |= {"row_bytes": n * item, "itemsize": item}
     return ProductsGeometry(**known, n=n, k=k, b_bytes=experts * k * n * spec.inputs[1].itemsize,
-                            in_row_bytes=base.row_bytes, out_row_bytes=n * spec.output.itemsize, groups=groups)
+                            in_row_bytes=base.row_bytes, out_row_bytes=n * spec.output.itemsize, groups=groups,
+                            extras=extras_of_products(spec).buffers)
 
 
 class ProductsPlan(RaggedPlan):
@@ -135,6 +140,7 @@ def products_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
         roles = RaggedPlan(geo, rank, senders, senders).roles(False)
         ranks.append((Launch("work", 0, (work,), (), "grouped", THREADS),
                       Launch("all", 0, roles, (), "moe", THREADS, geo.shared_bytes)))
-    goal = Goal("a", "out", (0,) * (spec.world + 1), geo.in_row_bytes, geo.row_bytes, False, ragged=True)
+    goal = extras_of_products(spec).goal(
+        Goal("a", "out", (0,) * (spec.world + 1), geo.in_row_bytes, geo.row_bytes, False, ragged=True))
     return Plan(op=spec.op, buffers=geo.buffers(), counters=geo.world + 2 + geo.groups, ranks=tuple(ranks), goal=goal,
                 sm_share=share, smem_limit=spec.topology.gpu.smem_bytes)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tilescale.errors import ScheduleError, nearest
 from tilescale.schedules import tile
 from tilescale.schedules.algorithms import ALGORITHMS
+from tilescale.schedules.geometry import gathers_everywhere
 from tilescale.schedules.grouped import grouped
 from tilescale.schedules.packing import packable
 from tilescale.schedules.ragged import ragged
@@ -170,7 +171,20 @@ def _columns(spec: Spec) -> tuple[Value, ...]:
         return (128, 192)
     if spec.local and tile.mma_sync(spec):
         return WARP_COLUMNS
-    return _tiles((128, 256), TILE_COLUMNS, (64, 128))(spec)
+    return _tiles((128, *_evener(spec), 256), TILE_COLUMNS, (64, 128))(spec)
+
+
+def _evener(spec: Spec) -> tuple[int, ...]:
+    """Widths whose waves of tiles take less time than those of the widest, where rows of A are gathered or products added
+    up: of few tiles the last wave of wide ones is nearly empty."""
+    if len(spec.inputs) != 2 or in_blocks(spec) or not (gathers_everywhere(spec) or sums(spec)):
+        return ()
+    rows, columns = spec.mnk[0], spec.inputs[1].local_shape(0, spec.world)[1]
+
+    def cost(width: int) -> int:
+        return -(-(-(-rows // 128) * -(-columns // width)) // spec.topology.sm_share) * width
+
+    return tuple(width for width in EVENER if cost(width) <= EVENER_GAIN * cost(256))
 
 
 def _depths(spec: Spec) -> tuple[Value, ...]:
@@ -181,6 +195,8 @@ def _depths(spec: Spec) -> tuple[Value, ...]:
 
 WARP_COLUMNS: tuple[Value, ...] = (64, 96, 128, 192, 256)  # that warps of a tile share evenly
 TILE_COLUMNS: tuple[Value, ...] = (48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)
+EVENER, EVENER_GAIN = (160, 192, 224), 0.95
+STAGES: tuple[Value, ...] = (3, 4, 5, 6, 7, 8, 10, 12)
 KNOBS: tuple[Knob, ...] = (
     Knob("transport", ("peer_copy", "copy_engine", "tma", "multimem"), "peer_copy", _moves),
     Knob("direction", ("push", "pull"), "push", _moves),
@@ -195,7 +211,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("block_m", (8, 16, 32, 64, 128, 256), 0, _generated, _block_m),
     Knob("block_n", TILE_COLUMNS, 0, _generated, _columns),
     Knob("block_k", (64, 128, 256, 512), 0, _generated, _depths),
-    Knob("num_stages", (3, 4, 5, 6, 7), 0, _generated, _tiles((3, 4, 6), (3, 4, 5, 6, 7), (3, 4, 5, 6, 7))),
+    Knob("num_stages", STAGES, 0, _generated, _tiles((3, 4, 6), STAGES, (3, 4, 5, 6, 7))),
     Knob("raster_group", (4, 8, 16), 0, _generated, _tiles((8,), (4, 8, 16), (4,))),
     Knob("cluster_m", (1, 2), 1, _clusters),
     Knob("split_k", (1, 2, 3, 4, 6, 8), 1, _splits),

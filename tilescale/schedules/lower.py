@@ -13,7 +13,7 @@ from tilescale.schedules.exchange import ExchangePlan, ExchangeShape, exchange_f
 from tilescale.schedules.exchange import counters as exchange_counters
 from tilescale.schedules.exchanges import exchange_geometry, exchanges
 from tilescale.schedules.gather import RankPlan, Shape, lower_chunked, lower_fused, lower_none
-from tilescale.schedules.geometry import geometry
+from tilescale.schedules.geometry import geometry, spanned
 from tilescale.schedules.grouped import grouped, grouped_structure
 from tilescale.schedules.grouped_combine import products_structure
 from tilescale.schedules.local import lower_local
@@ -59,7 +59,7 @@ def lower(spec: Spec, schedule: Schedule) -> Plan:
     threads = tile.threads(spec, schedule) if generated else COPY_THREADS
     shared = tile.shared_bytes(spec, schedule) if generated else 0
     cluster = tile.cluster(schedule) if generated else 1
-    structure = _structure(spec, _without_tiles(schedule), spec.topology.sm_share)
+    structure = _structure(spec, _without_tiles(spec, schedule), spec.topology.sm_share)
     fused_shared = max(shared, TRANSPORTS[schedule.transport].shared_bytes + WINDOW_BYTES)
 
     def sized(launch: Launch) -> Launch:
@@ -76,8 +76,10 @@ def lower(spec: Spec, schedule: Schedule) -> Plan:
     return replace(structure, ranks=tuple(tuple(sized(launch) for launch in rank) for rank in structure.ranks))
 
 
-def _without_tiles(schedule: Schedule) -> Schedule:
-    return replace(schedule, block_m=0, block_n=0, block_k=0, num_stages=0, raster_group=0, copy_scope="block",
+def _without_tiles(spec: Spec, schedule: Schedule) -> Schedule:
+    """Without what only sizes kernels: the rows of a tile do more where it spans shards."""
+    block_m = schedule.block_m if spanned(spec, schedule) > 1 else 0
+    return replace(schedule, block_m=block_m, block_n=0, block_k=0, num_stages=0, raster_group=0, copy_scope="block",
                    stream_k=0, consumers="cooperative")
 
 

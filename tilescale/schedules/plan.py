@@ -321,13 +321,15 @@ class Grouped(Ragged):
     into as many parts as there are groups, and part g stands for what belongs to group g. `within`: of every region of
     `reads`, then of `writes`, the range that all that it stands for lies in. That what steps touch of different parts is
     different is shown by emulations (see conformance.py). `products`: of a grouped GEMM, how many it makes and the M, N
-    and K of each, M where tokens are routed as declared.
+    and K of each, M where tokens are routed as declared. `then`: epilogues applied to them before rounding; what these read
+    is the last of `reads`.
     """
 
     group: int = 0
     groups: int = 1
     within: tuple[Region, ...] = ()
     products: tuple[int, ...] = ()
+    then: tuple[str, ...] = ()
 
 
 PacketStep = PutPackets | SumPackets | GetPackets

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import tempfile
+import warnings
 from collections import OrderedDict
 from dataclasses import asdict
 from functools import cache
@@ -67,7 +68,7 @@ class ProofCache:
     """Statistics of proofs by protocol digest and number of calls.
 
     With a `directory`, proofs also live there, one small file each, written aside and renamed; unreadable files count
-    as absent.
+    as absent, and a directory that cannot be written is a warning, and done without.
     """
 
     def __init__(self, directory: Path | None = None) -> None:
@@ -95,8 +96,14 @@ class ProofCache:
         """Keep a proof."""
         self.known[digest, calls] = stats
         if self.directory is not None:
-            _write(self._path(self.directory, digest, calls), stats)
-            bounded(self.directory)
+            try:
+                _write(self._path(self.directory, digest, calls), stats)
+                bounded(self.directory)
+            except OSError as error:
+                why = f"proofs are not kept in {self.directory}: {error.strerror or error}"
+                warnings.warn(f"{why}; set XDG_CACHE_HOME to a folder that can be written, or use --no-cache",
+                              RuntimeWarning, stacklevel=2)
+                self.directory = None
 
     def digest_of(self, plan: Plan, calls: int) -> str | None:
         """The protocol digest of a plan that has the very roles of a recent one, already checked for its sizes."""

@@ -223,6 +223,7 @@ def _step(step: Step, units: _Units, numbers: dict[str, int], free: frozenset[tu
         *((step.carried, step.out) if isinstance(step, Sum) and _travels(step) else ()),
         *((step.task, step.peer) if isinstance(step, Ragged) else ()),
         *((step.group, step.groups) if isinstance(step, Grouped) else ()),
+        *((step.then,) if isinstance(step, Grouped) and step.then else ()),
         *(units.region(region, numbers) for region, _ in accesses(step)),
     )
 
@@ -327,7 +328,7 @@ class _View:
             regions = [*regions, step.then]
         if isinstance(step, Ragged):  # that reads of all ranks alike
             reads, peer = len(step.reads), (step.peer - self.base) % self.plan.world
-            group = (step.group,) if isinstance(step, Grouped) else ()
+            group = (step.group, step.then) if isinstance(step, Grouped) else ()
             regions = [(step.task, peer, *group), *sorted(regions[:reads]), ("writes",), *sorted(regions[reads:])]
         return (type(step).__name__.lower(), *regions)
 

@@ -48,6 +48,7 @@ class RaggedFlow(Following):
         self.products = self.plan.op == "moe_gemm_combine"  # which are what goes back
         self.held = "multiply" if self.products else "a"
         self.grouped = any(isinstance(s, Grouped) and s.task == "return_group" for *_, s in self.plan.steps_of(0))
+        self.sends_scales = any(b.name == "scales" for b in self.plan.buffers)
         self.pulls = any(b.peer_visible for b in self.plan.buffers if b.name in ("a", "staging"))
 
     def _contents(self, rank: int, buffer: str, call: int) -> Contents:
@@ -66,7 +67,8 @@ class RaggedFlow(Following):
         for buffer in self.plan.buffers:
             if buffer.role != "output":
                 continue
-            wanted = Made(RESULT[self.plan.op][buffer.name], rank, rank, call)
+            made = RESULT[self.plan.op][buffer.name]
+            wanted = Made(_then(made, self.plan.goal.then if made == "multiply" else ()), rank, rank, call)
             whole = Region(buffer.name, rank, 0, buffer.size)
             if self._held(whole, call) != wanted:
                 says = f"must hold {_say(wanted)}; it holds {_say(self._held(whole, call))}"
@@ -112,8 +114,9 @@ class RaggedFlow(Following):
         if read != wanted:
             lacks, has = next(iter(wanted - read), None), next(iter(read - wanted), None)
             return self._refuse(rank, work, call, f"reads {_say(has)} in place of {_say(lacks)}")
+        made = _then(step.task, step.then if isinstance(step, Grouped) else ())
         for region in step.writes:
-            self._write(region, call, Made(step.task, rank, step.peer, call))
+            self._write(region, call, Made(made, rank, step.peer, call))
         return None
 
     def _wanted(self, rank: int, step: Ragged, call: int) -> list[Made]:
@@ -135,11 +138,14 @@ class RaggedFlow(Following):
         if step.task == "arrange":
             return own("indices", "route")
         if step.task == "send_group":
-            return own("a", "indices", "arrange")
+            return own("a", "indices", "arrange", *(("scale_a",) if self.sends_scales else ()))
         if step.task == "place_group":
             return [*(Made("send_group", source, rank, call) for source in range(self.plan.world)), *own("a")]
-        if step.task == "multiply":  # rows, matrices and counts
-            return own("a", "b", "counts") if self.products else own("place_group", "b", "place_group")
+        if step.task == "multiply":  # rows, matrices and counts, and what stands beside them
+            placed = own("place_group") if self.sends_scales else []
+            beside = own(*(extra.buffer for extra in self.plan.goal.extras if not placed or extra.buffer != "scale_a"))
+            rows = own("a", "b", "counts") if self.products else own("place_group", "b", "place_group")
+            return [*rows, *placed, *beside]
         if step.task == "tally":
             return own("counts")
         if step.task == "return_group":
@@ -152,6 +158,11 @@ class RaggedFlow(Following):
     def _refuse(self, rank: int, work: Work, call: int, message: str) -> Counterexample:
         place = Place(rank, work.launch, work.role, work.number, call, describe(work.step))
         return Counterexample("data_flow", f"step {work.number} of rank {rank} {message}", (place,))
+
+
+def _then(task: str, then: tuple[str, ...]) -> str:
+    """What a task makes, behind its epilogues."""
+    return f"{task}, then {', '.join(then)}," if then else task
 
 
 def _say(made: Made | None) -> str:

@@ -264,9 +264,13 @@ def _fused_copies(plan: SumPlan) -> None:
 def _fused_product(plan: SumPlan) -> None:
     geo, shape = plan.geo, plan.shape
     work: list[Step] = []
+    late: list[Step] = []  # signals of what is stored at peers, behind the next product: it is multiplied meanwhile
     for owner, chunk, awaited in plan.products():
         work += [geo.product(plan.rank, owner, chunk)] if chunk.rows else []
-        work += plan.tell(owner, chunk) if awaited else []
+        told = plan.tell(owner, chunk) if awaited else []
+        work += late if geo.scatter else told
+        late = told
+    work += late if geo.scatter else []
     worker = plan.blocks("work", shape.work_blocks, work)
     if not geo.push or geo.scatter:
         plan.add("work", 0, [worker], family="gemm")

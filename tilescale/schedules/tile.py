@@ -114,6 +114,19 @@ def sharing(spec: Spec, s: Schedule) -> int:
     return 1 if s.consumers == PINGPONG else consumers(spec, s)
 
 
+def in_flight(spec: Spec, s: Schedule) -> bool:
+    """Whether products of a step begin before those of the one before have ended. Of warpgroups that share a tile of more
+    than 128 rows each waits for its own: the others' keep the tensor cores at work meanwhile."""
+    return not promotes(spec) and (sharing(spec, s) == 1 or s.block_m == sharing(spec, s) * ROWS)
+
+
+def b_passes(spec: Spec, s: Schedule) -> bool:
+    """Whether B is loaded once: all rows of tiles are neighbours in a wave, so that the next one loads other columns."""
+    rows = spec.inputs[0].local_shape(0, spec.world)[0]
+    return (spec.local and not small_m(spec) and not mma_sync(spec) and s.cluster_m == 1
+            and rows <= s.raster_group * s.block_m)
+
+
 def stage_bytes(spec: Spec, s: Schedule) -> int:
     """Both operands of one step of the pipeline. A row-major B is loaded in slabs of 64 columns."""
     row = s.block_k * spec.inputs[0].itemsize

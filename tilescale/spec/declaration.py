@@ -17,7 +17,8 @@ from tilescale.spec.views import BlockView, PartialView
 
 PLACEMENTS = ("ordinary", "symmetric")
 SUMMING = ("reduce_scatter", "all_reduce")  # kinds of moves that add up what ranks have
-FINISHED = ("gemm", "ag_gemm", "gemm_rs", "gemm_ar", "reduce_scatter", "all_reduce")  # operations with epilogues
+# Operations with epilogues.
+FINISHED = ("gemm", "ag_gemm", "gemm_rs", "gemm_ar", "reduce_scatter", "all_reduce", "moe_dispatch_gemm")
 STORED = ("bfloat16", "float16", "float32")  # what kernels round the result of an epilogue to
 Attribute = int | str
 
@@ -202,6 +203,7 @@ def check_epilogue(spec: Spec, epilogue: Epilogue) -> None:
     sums = any(move.kind in SUMMING for move in spec.operation.moves)
     if spec.operation.compute != "gemm" and not sums:
         raise SpecError("an epilogue follows a product or a sum over ranks", what, "apply it with torch to the output")
+    _check_routed(spec, epilogue, what)
     if spec.then.count(epilogue.name) > 1:
         raise SpecError("an epilogue is named once", list(spec.then), "leave one out")
     if isinstance(spec.output.view, PartialView) and not epilogue.linear:
@@ -211,6 +213,17 @@ def check_epilogue(spec: Spec, epilogue: Epilogue) -> None:
         raise SpecError("an epilogue follows a product whose columns are whole, or cut over all ranks",
                         f"{what}, output Block", "apply it with torch to the output")
     epilogue.check(spec)
+
+
+def _check_routed(spec: Spec, epilogue: Epilogue, what: str) -> None:
+    """Of products of experts: those that are sent on are parts of a sum, and where a row lies the device alone knows."""
+    kinds = {move.kind for move in spec.operation.moves}
+    if "combine" in kinds:
+        raise SpecError("an epilogue follows products that are complete, not those that a combine weighs and sums", what,
+                        "declare it behind the moe_dispatch_gemm before, or apply it with torch to the output")
+    if "dispatch" in kinds and any(extra.rows for extra in epilogue.extras(spec)):
+        raise SpecError("an epilogue of products of experts reads no tensor of the shape of the output, whose rows have "
+                        "their places on the device alone", what, "apply it with torch to the output")
 
 
 def epilogue_limits(spec: Spec) -> str:

@@ -204,19 +204,27 @@ def moe_dispatch_gemm(
     routing: str = "uniform",
     inputs: str = "ordinary",
     deterministic: bool = False,
+    then: Sequence[str] = (),
+    scales: object = None,
 ) -> Spec:
     """``moe_dispatch``, and the product of every row with the matrix of its expert: ``weights`` (experts, K, N; FullRow)
     are those of all experts, ``tokens`` (T, K; FullRow). Products accumulate in fp32 and are rounded once, to
-    ``out_dtype`` (that of the tokens by default).
+    ``out_dtype`` (that of the tokens by default, bfloat16 for fp8). With order "col" each matrix lies as a Linear holds it,
+    (N, K), as those of fp8 must.
 
     Callers pass ``indices``, and receive ``counts``, as of ``moe_dispatch``; the output (world * T * top_k, N) has the
-    products in the places of the rows of ``moe_dispatch``.
+    products in the places of the rows of ``moe_dispatch``. ``then``: epilogues of the products, before they are rounded:
+    silu, gelu, bias (a row of numbers an expert), swiglu (the columns of gate and of up in turn; half as many come out).
+    ``scales``: of float8 operands, "tensor", "rowcol" or "block", or the shapes of scale_a and scale_b (see scales.py): of
+    tokens where these lie, whose scales travel with them, of the weights for every expert.
     """
     tokens, weights = _matrix("tokens", tokens), _matrices(weights)
-    dtype = tokens.dtype if out_dtype is None else as_dtype(out_dtype)
-    output = Tensor((_rows_of_experts(tokens, top_k, topology), weights.shape[2]), dtype, tokens.view)
+    dtype = WIDE.get(tokens.dtype, tokens.dtype) if out_dtype is None else as_dtype(out_dtype)
+    output = Tensor((_rows_of_experts(tokens, top_k, topology), _columns(weights, then)), dtype, tokens.view)
     attributes: dict[str, Attribute] = {"experts": weights.sizes[0], "top_k": top_k, "routing": routing}
-    return _declare("moe_dispatch_gemm", (tokens, weights), output, topology, inputs, deterministic, (), attributes)
+    if scales is not None:
+        attributes["scales"] = kind_of_scales(tokens, weights, scales)
+    return _declare("moe_dispatch_gemm", (tokens, weights), output, topology, inputs, deterministic, then, attributes)
 
 
 def moe_combine(
@@ -254,20 +262,25 @@ def moe_gemm_combine(
     routing: str = "uniform",
     inputs: str = "ordinary",
     deterministic: bool = False,
+    scales: object = None,
 ) -> Spec:
     """The product of every row with the matrix of its expert, and ``moe_combine`` of the products: ``expert_rows`` (world *
     tokens * top_k, K; FullRow) are where a dispatch has put them, ``weights`` (experts, K, N; FullRow) the matrices.
 
     Products accumulate in fp32, are weighted and summed in fp32 in the order of a token's experts, and rounded once, to
-    ``out_dtype`` (that of the rows by default). ``partial_dtype``: a type that products may be rounded to before they are
-    sent, which takes half of the bytes; None: they are sent in fp32. Callers pass what they pass to ``moe_combine``.
+    ``out_dtype`` (that of the rows by default, bfloat16 for fp8). ``partial_dtype``: a type that products may be rounded to
+    before they are sent, which takes half of the bytes; None: they are sent in fp32. Callers pass what they pass to
+    ``moe_combine``. ``scales``: as of ``moe_dispatch_gemm``, of rows where these lie; products are scaled before they are
+    sent.
     """
     expert_rows, weights = _matrix("expert_rows", expert_rows), _matrices(weights)
-    dtype = expert_rows.dtype if out_dtype is None else as_dtype(out_dtype)
+    dtype = WIDE.get(expert_rows.dtype, expert_rows.dtype) if out_dtype is None else as_dtype(out_dtype)
     output = Tensor((tokens, weights.shape[2]), dtype, expert_rows.view)
     attributes: dict[str, Attribute] = {"experts": weights.sizes[0], "top_k": top_k, "routing": routing}
     if partial_dtype is not None:
         attributes["partial_dtype"] = as_dtype(partial_dtype)
+    if scales is not None:
+        attributes["scales"] = kind_of_scales(expert_rows, weights, scales)
     return _declare("moe_gemm_combine", (expert_rows, weights), output, topology, inputs, deterministic, (), attributes)
 
 
@@ -362,7 +375,7 @@ def _check_factors(a: Tensor, b: Tensor) -> None:
 
 def _columns(b: Tensor, then: Sequence[str]) -> int | Dim:
     """Columns of the output: those of B, or half of them where an epilogue makes one of two."""
-    columns = b.shape[1]
+    columns = b.shape[-1]
     if not isinstance(then, Sequence):
         raise SpecError("then is a sequence of epilogue names", repr(then), "leave it out for none")
     halves = any(name in EPILOGUES and EPILOGUES[name].halves for name in then)

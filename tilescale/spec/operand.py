@@ -12,7 +12,7 @@ NUMBERS = "numbers"
 SCALES = "scales"
 # Names that plans give to buffers of their own.
 TAKEN = (*INPUTS, "out", "gather", "gathered", "staging", "partial", "inbox", "result", "routes", "column",
-         "rows", "order", "added", "aside")
+         "rows", "order", "scales", "added", "aside")
 
 
 @dataclass(frozen=True)

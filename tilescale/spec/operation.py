@@ -72,5 +72,13 @@ class Operation:
     beside: Callable[[Spec], tuple[tuple[str, Tensor], ...]] = _nothing
     results: Callable[[Spec], tuple[Operand, ...]] = _no_extras
 
+    def __reduce__(self) -> tuple[Callable[[str], Operation], tuple[str]]:
+        """Between processes an operation goes by its name, since its functions need not have one."""
+        return _registered, (self.name,)
+
+
+def _registered(name: str) -> Operation:
+    return OPERATIONS[name]
+
 
 OPERATIONS: Registry[Operation] = Registry("operation", package="tilescale.spec.ops")

@@ -30,6 +30,7 @@ ACCUMULATION_EPSILON = 2.0**-23  # products and sums over ranks accumulate in fp
 # fp32 every 128 elements, which are four instructions, so the bound does not grow with the contraction.
 ONE_BYTE = ("float8_e4m3fn", "float8_e5m2")
 TENSOR_CORE_DEVIATION = 4 * 34 * 2.0**-13
+SCALINGS = 3  # roundings of a scaled sum, each less than an addition's
 NO_MOVE = "none"
 
 
@@ -168,7 +169,7 @@ def _accumulated(spec: Spec, result: Result) -> float:
     """What accumulation loses, of the sum of absolute values."""
     multiplies = any(len(term) > 1 for term in result.terms)
     lost = TENSOR_CORE_DEVIATION if multiplies and spec.inputs[0].dtype in ONE_BYTE else 0.0
-    scaling = 3 if spec.attribute("scales") else 0  # roundings of a scaled sum, each less than an addition's
+    scaling = SCALINGS if spec.attribute("scales") else 0
     return lost + ACCUMULATION_EPSILON * (additions(spec, result) + scaling)
 
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 from tilescale.spec.declaration import Spec
 from tilescale.spec.ops._counts import count_attribute
 from tilescale.spec.ops._moe import combines, multiplies
-from tilescale.spec.result import ACCUMULATION_EPSILON, EPSILON, Deviation, deviation, result_of
+from tilescale.spec.result import (
+    ACCUMULATION_EPSILON,
+    EPSILON,
+    ONE_BYTE,
+    SCALINGS,
+    TENSOR_CORE_DEVIATION,
+    Deviation,
+    deviation,
+    result_of,
+)
 
 KINDS = ("dispatch", "combine")  # of moves
 
@@ -21,9 +30,12 @@ def routed_deviation(spec: Spec, integers: bool = False) -> Deviation:
     weight and each sum in fp32, which is exact for small integers, and the sum to the type of its output."""
     if multiplies(spec):
         added = spec.mnk[2] + (2 * count_attribute(spec, "top_k") if combines(spec) else 0)
+        added += SCALINGS if spec.attribute("scales") else 0
+        lost = TENSOR_CORE_DEVIATION if spec.inputs[0].dtype in ONE_BYTE else 0.0
         partial = spec.attribute("partial_dtype")
         spread = EPSILON[str(partial)] / 2 if partial else 0.0
-        return Deviation(EPSILON.get(spec.output.dtype, 0.0) / 2, 0.0 if integers else added * ACCUMULATION_EPSILON, spread)
+        accumulated = 0.0 if integers else lost + added * ACCUMULATION_EPSILON
+        return Deviation(EPSILON.get(spec.output.dtype, 0.0) / 2, accumulated, spread)
     if spec.operation.moves[0].kind == "dispatch":
         return Deviation()
     accumulated = 0.0 if integers else 2 * count_attribute(spec, "top_k") * ACCUMULATION_EPSILON

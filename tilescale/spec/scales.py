@@ -6,6 +6,9 @@ Kinds, with the global shapes of `scale_a` and `scale_b` for A (M, K) and B (K, 
 - "rowcol": (M, 1) and (1, N), a number a row of A and a column of B
 - "block": (M, K / 128) and (K / 128, N / 128), rounded up: a number for 128 of K of a row of A, and for 128 x 128 of B
 
+Where experts have matrices of their own, (experts, K, N), `scale_b` has as much for every one of them: (experts,),
+(experts, N) or (experts, K / 128, N / 128), which lie where the matrices do.
+
 A rank holds the scales of what it multiplies: those of a row of A that is gathered, or whose contraction ranks share, lie
 on every rank; blocks along a shared contraction are cut as it is.
 """
@@ -39,6 +42,14 @@ def shapes_of(kind: str, m: int | Dim, n: int | Dim, k: int | Dim) -> tuple[Shap
     }[kind]
 
 
+def _shapes(kind: str, a: Tensor, b: Tensor) -> tuple[Shape, Shape]:
+    """Of a matrix, or of one for each expert."""
+    of_a, of_b = shapes_of(kind, a.shape[0], b.shape[-1], a.shape[1])
+    if b.ndim == 2:
+        return of_a, of_b
+    return of_a, (b.shape[0], *{"tensor": (), "rowcol": of_b[1:], "block": of_b}[kind])
+
+
 def kind_of_scales(a: Tensor, b: Tensor, scales: object) -> str:
     """The kind that a declaration means by its name, or by the two shapes (or Tensors). SpecError where it is none."""
     for name, tensor in (("A", a), ("B", b)):
@@ -49,7 +60,7 @@ def kind_of_scales(a: Tensor, b: Tensor, scales: object) -> str:
             raise SpecError("scales are one of " + ", ".join(KINDS), repr(scales), nearest(scales, KINDS))
         return scales
     given = _pair(scales)
-    known = {kind: shapes_of(kind, a.shape[0], b.shape[1], a.shape[1]) for kind in KINDS}
+    known = {kind: _shapes(kind, a, b) for kind in KINDS}
     for kind, shapes in known.items():
         if given == shapes:
             return kind
@@ -74,6 +85,20 @@ def scale_operands(spec: Spec) -> tuple[Operand, ...]:
     views = _views(str(kind), a, b, gathered=bool(spec.operation.moves) and spec.operation.moves[0].kind == "gather")
     return tuple(Operand(name, Tensor(shape, "float32", view), values=SCALES)
                  for name, shape, view in zip(NAMES, shapes, views, strict=True))
+
+
+def scales_of_experts(spec: Spec) -> tuple[Operand, ...]:
+    """Both scales of products of experts, none where there are none: those of rows or tokens lie where these do."""
+    kind = spec.attribute("scales")
+    if kind is None:
+        return ()
+    if kind not in KINDS:
+        raise SpecError("scales are one of " + ", ".join(KINDS), repr(kind), nearest(str(kind), KINDS))
+    a, b = spec.inputs
+    of_a, of_b = _shapes(str(kind), a, b)
+    view = Replicate if kind == "tensor" else FullRow
+    return (Operand(NAMES[0], Tensor(of_a, "float32", view), values=SCALES),
+            Operand(NAMES[1], Tensor(of_b, "float32", FullRow), values=SCALES))
 
 
 def _views(kind: str, a: Tensor, b: Tensor, gathered: bool) -> tuple[View, View]:

@@ -82,8 +82,8 @@ class Tensor:
     ``shape``: ints or Dims; with a 0, it holds nothing. ``dtype``: a name in ``ITEMSIZE`` or a torch.dtype. ``view``: see
     views.py; kept in canonical form, so that equal layouts are equal values: ``Shard(0)`` for the first dimension,
     ``Shard(-1)`` for the last of several, a positive index between (``shard_dim`` gives the non-negative index).
-    ``order``: memory order of the local matrix, ``"row"`` (the last dimension is contiguous) or ``"col"`` (the first is;
-    matrices only).
+    ``order``: memory order of the local matrix, ``"row"`` (the last dimension is contiguous) or ``"col"`` (the one before
+    is; of matrices, and of stacks of them (experts, K, N), which then lie as (experts, N, K) one behind the other).
     Raises SpecError.
     """
 
@@ -98,8 +98,8 @@ class Tensor:
         object.__setattr__(self, "view", _canonical_view(as_view(self.view), self.ndim))
         if self.order not in ORDERS:
             raise SpecError('the order of local memory is "row" or "col"', repr(self.order), 'leave it out for "row"')
-        if self.order == "col" and self.ndim != 2:
-            raise SpecError('order "col" is for matrices', f"{self.ndim} dimensions", 'use order="row"')
+        if self.order == "col" and self.ndim not in (2, 3):
+            raise SpecError('order "col" is for matrices and stacks of them', f"{self.ndim} dimensions", 'use order="row"')
 
     @property
     def ndim(self) -> int:

@@ -9,7 +9,7 @@
     [tune]                     # optional: trials, seconds, seed, strategy
     [export]                   # optional: dir, relative to the recipe
 
-Tensors are tables: shape, dtype, view and order.
+Tensors are tables: shape, dtype, view and order. What cannot be printed of a name or a title is written as escapes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilescale.errors import RecipeError, TilescaleError, nearest
+from tilescale.errors import RecipeError, TilescaleError, nearest, printable
 from tilescale.schedules.knob import Value, check_restriction
+from tilescale.spec.derive import OPERATIONS, TABLE
 from tilescale.spec.op import (
     Spec,
     linear,
@@ -48,9 +49,9 @@ DECLARATIONS: dict[str, tuple[str, ...]] = {
     "redistribute": ("x", "to", "transpose", "root"),
     "shift": ("x", "k"),
     "moe_dispatch": ("tokens", "experts", "top_k", "routing"),
-    "moe_dispatch_gemm": ("tokens", "weights", "top_k", "routing"),
+    "moe_dispatch_gemm": ("tokens", "weights", "top_k", "routing", "scales"),
     "moe_combine": ("combined", "experts", "top_k", "routing"),
-    "moe_gemm_combine": ("combined", "weights", "top_k", "routing", "partial_dtype"),
+    "moe_gemm_combine": ("combined", "weights", "top_k", "routing", "partial_dtype", "scales"),
 }
 
 
@@ -127,7 +128,7 @@ def parse(data: Mapping[str, Any], path: Path) -> Recipe:
     topology = topology_of(_table(data.get("topology"), "[topology]"), path.parent)
     workloads: dict[str, Spec] = {}
     for number, entry in enumerate(_tables(data.get("workload"))):
-        name = _text(entry.get("name", f"workload{number}"), "name of a workload")
+        name = printable(_text(entry.get("name", f"workload{number}"), "name of a workload"))
         if name in workloads:
             raise RecipeError("names of workloads are different", repr(name), "rename one")
         workloads[name] = _within(f"workload {name!r}", workload_of, entry, topology)
@@ -135,7 +136,7 @@ def parse(data: Mapping[str, Any], path: Path) -> Recipe:
     export = _table(data.get("export", {}), "[export]")
     _known(export, ("dir",), "[export]")
     folder = path.parent / _text(export["dir"], "[export] dir") if "dir" in export else None
-    title = _text(data.get("title", path.stem), "title")
+    title = printable(_text(data.get("title", path.stem), "title"))
     return Recipe(path, title, tuple(workloads.items()), restrict, _tuning(data.get("tune", {})), folder)
 
 
@@ -146,6 +147,8 @@ def topology_of(table: Mapping[str, Any], folder: Path) -> Topology:
     if kind not in KINDS:
         raise RecipeError(f"[topology] kind is one of {', '.join(KINDS)}", repr(kind), nearest(kind, KINDS))
     ranks = table.get("ranks")
+    if ranks is not None and (isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1):
+        raise RecipeError("[topology] ranks is an integer from 1", repr(ranks), "for example ranks = 4")
     if "file" in table:
         if kind != "real" or "name" in table:
             raise RecipeError("[topology] file goes without kind and name", sorted(table), "give the file alone")
@@ -161,11 +164,13 @@ def topology_of(table: Mapping[str, Any], folder: Path) -> Topology:
 def workload_of(entry: Mapping[str, Any], topology: Topology) -> Spec:
     """The spec that a [[workload]] table declares."""
     declaration = _declaration(entry)
-    own = DECLARATIONS[declaration]
+    own, needed = DECLARATIONS[declaration], _needed(declaration)
     _known(entry, (*_COMMON, *own), f"a {declaration} workload")
-    for key in own[: 3 if declaration != "redistribute" else 2]:
+    for key in needed:
         if key not in entry:
-            raise RecipeError(f"a {declaration} workload has all its keys", f"no {key}", f"give {', '.join(own)}")
+            others = f"; it may have {', '.join(own[len(needed):])}" if own[len(needed):] else ""
+            raise RecipeError(f"a {declaration} workload has all its keys", f"no {key}",
+                              f"give {', '.join(needed)}{others}")
     arguments = {key: entry[key] for key in (*_COMMON[2:], *own) if key in entry}
     for key in ("a", "b", "x", "w", "tokens", "weights", "combined"):
         if key in arguments:
@@ -184,15 +189,30 @@ def workload_of(entry: Mapping[str, Any], topology: Topology) -> Spec:
     return spec
 
 
+def _needed(declaration: str) -> tuple[str, ...]:
+    """The keys that a declaration cannot do without."""
+    return DECLARATIONS[declaration][: 2 if declaration == "redistribute" else 3]
+
+
 def _declaration(entry: Mapping[str, Any]) -> str:
-    """Which declaration the keys stand for: the one that most of them belong to."""
-    given = set(entry) - set(_COMMON)
+    """Which declaration the keys stand for: the one that most of them belong to; of several, that of `op`, else one that
+    has all it needs."""
+    op, given = entry.get("op"), set(entry) - set(_COMMON)
+    if op is not None and (not isinstance(op, str) or op not in OPERATIONS):
+        raise RecipeError("op is known", repr(op), nearest(op, OPERATIONS.names()))
     fits = {name: len(given & set(keys)) for name, keys in DECLARATIONS.items()}
-    best = max(fits, key=lambda name: (fits[name], -len(DECLARATIONS[name])))
-    if not fits[best]:
+    most = max(fits.values())
+    likely = [name for name in DECLARATIONS if fits[name] == most]
+    if not most:
         known = "; ".join(f"{name}: {', '.join(keys)}" for name, keys in DECLARATIONS.items())
         raise RecipeError("a workload declares tensors", sorted(entry), known)
-    return best
+    of_op = {rule.declaration.split()[0] for rule in TABLE if rule.op == op}
+    able = [name for name in likely if set(_needed(name)) <= given]
+    chosen = [name for name in likely if name in of_op] or able
+    if len(likely) > 1 and not chosen:
+        raise RecipeError("a workload has all the keys of a declaration", ", ".join(sorted(given)),
+                          "; ".join(f"{name}: {', '.join(_needed(name))}" for name in likely))
+    return min(chosen or likely, key=lambda name: len(DECLARATIONS[name]))
 
 
 def _tensor(value: Any) -> Tensor:
@@ -277,8 +297,7 @@ def _name(table: Mapping[str, Any]) -> str:
     return _text(table["name"], "[topology] name")
 
 
-def _ranks(value: Any, kind: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        actual = "no ranks" if value is None else repr(value)
-        raise RecipeError(f"[topology] of kind {kind} has ranks", actual, "for example ranks = 4")
+def _ranks(value: int | None, kind: str) -> int:
+    if value is None:
+        raise RecipeError(f"[topology] of kind {kind} has ranks", "no ranks", "for example ranks = 4")
     return value

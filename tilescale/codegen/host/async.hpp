@@ -361,10 +361,10 @@ void bulk_wait_read(u32 groups) { wait_groups(kBulkRead, groups); }
 
 namespace ts {
 
-void tma_load_2d(void* smem, const TensorMap* map, u64* barrier, int x, int y) {
+void tma_load_2d(void* smem, const TensorMap* map, u64* barrier, int x, int y, u64) {
   host::tensor_load(smem, map, barrier, 2, x, y, 0);
 }
-void tma_load_3d(void* smem, const TensorMap* map, u64* barrier, int x, int y, int z) {
+void tma_load_3d(void* smem, const TensorMap* map, u64* barrier, int x, int y, int z, u64) {
   host::tensor_load(smem, map, barrier, 3, x, y, z);
 }
 

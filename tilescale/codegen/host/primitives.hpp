@@ -157,8 +157,8 @@ void mb_expect(u64* barrier, u32 bytes);
 void mb_arrive(u64* barrier);
 bool mb_try_wait(u64* barrier, u32 parity);
 inline void prefetch_map(const TensorMap*) {}
-void tma_load_2d(void* smem, const TensorMap* map, u64* barrier, int x, int y);
-void tma_load_3d(void* smem, const TensorMap* map, u64* barrier, int x, int y, int z);
+void tma_load_2d(void* smem, const TensorMap* map, u64* barrier, int x, int y, u64 keep = kKeepAsUsual);
+void tma_load_3d(void* smem, const TensorMap* map, u64* barrier, int x, int y, int z, u64 keep = kKeepAsUsual);
 void bulk_load(void* smem, const void* global, u32 bytes, u64* barrier);
 void bulk_store(void* global, const void* smem, u32 bytes);
 void bulk_commit();

@@ -6,5 +6,5 @@ from tilescale.schedules.algorithms import ALGORITHMS, Algorithm
 from tilescale.schedules.algorithms.direct import incoming, outgoing
 
 ALGORITHMS.register(Algorithm(
-    "scatter", "products stored straight at the owner of their rows", ("reduce_scatter",), outgoing, incoming,
+    "scatter", "products stored straight at the owner of their rows", ("reduce_scatter", "all_reduce"), outgoing, incoming,
     computes=True))

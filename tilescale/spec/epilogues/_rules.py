@@ -28,7 +28,7 @@ def silu_room(math: Math, x: Any, room: Any) -> Any:
 
 def product_columns(spec: Spec) -> int | Dim:
     """Columns where epilogues begin: of the product, or of a tensor that is summed."""
-    return spec.inputs[1].shape[1] if spec.operation.compute == "gemm" else spec.output.shape[-1]
+    return spec.inputs[1].shape[-1] if spec.operation.compute == "gemm" else spec.output.shape[-1]
 
 
 def column_view(spec: Spec) -> View:

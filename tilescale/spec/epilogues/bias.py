@@ -1,4 +1,4 @@
-"""Bias: a number for every column is added."""
+"""Bias: a number for every column is added; where experts multiply, each has numbers of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ def _room(math: Math, x: Any, room: Any, extras: Sequence[Any]) -> Any:
 
 
 def _extras(spec: Spec) -> tuple[Operand, ...]:
-    """(N,), sharded as the columns of the output are."""
+    """(N,), sharded as the columns of the output are; (experts, N) with a row for each expert, which lies where its matrix
+    does."""
+    matrices = spec.inputs[-1]
+    if matrices.ndim == 3 and spec.operation.compute == "gemm":
+        return (Operand("bias", Tensor((matrices.shape[0], matrices.shape[2]), spec.output.dtype, matrices.view)),)
     return (Operand("bias", Tensor((product_columns(spec),), spec.output.dtype, column_view(spec))),)
 
 

@@ -40,31 +40,32 @@ def _room(math: Math, x: Any, room: Any, extras: Sequence[Any]) -> Any:
 
 def _check(spec: Spec) -> None:
     if spec.operation.compute != "gemm" or (spec.operation.moves and spec.operation.moves[0].operand < 0):
-        raise SpecError("swiglu follows a product that is complete on its rank: gemm or ag_gemm", spec.op,
-                        "apply it with torch to the output")
+        raise SpecError("swiglu follows a product that is complete on its rank: gemm, ag_gemm or moe_dispatch_gemm",
+                        spec.op, "apply it with torch to the output")
     if spec.then[-1] != "swiglu" or not set(spec.then) <= {"bias", "swiglu"}:
         raise SpecError("swiglu is the last epilogue, behind a bias at most", list(spec.then), "apply others with torch")
-    columns, halved = spec.inputs[1].shape[1], spec.output.shape[1]
+    columns, halved = spec.inputs[1].shape[-1], spec.output.shape[-1]
     if isinstance(columns, Dim) or isinstance(halved, Dim) or columns != 2 * halved:
         raise SpecError("the output of swiglu has half of the columns of B", f"{columns} and {halved}",
                         "give B the columns of gate and of up")
     for rank in range(spec.world):
-        local = spec.inputs[1].local_shape(rank, spec.world)[1]
-        if local % (2 * BLOCK) or local != 2 * spec.output.local_shape(rank, spec.world)[1]:
+        local = spec.inputs[1].local_shape(rank, spec.world)[-1]
+        if local % (2 * BLOCK) or local != 2 * spec.output.local_shape(rank, spec.world)[-1]:
             raise SpecError(f"every rank has whole blocks of {BLOCK} columns of gate and of up", f"{local} columns of B",
                             f"choose sizes that the ranks divide into multiples of {2 * BLOCK}")
 
 
 def interleaved(gate: Any, up: Any) -> Any:
-    """B of a swiglu from two weights (K, N/2), numpy arrays or torch tensors: eight columns of each in turn."""
+    """B of a swiglu from two weights (K, N/2), or those of all experts (experts, K, N/2), numpy arrays or torch tensors:
+    eight columns of each in turn."""
     if tuple(gate.shape) != tuple(up.shape) or gate.shape[-1] % BLOCK:
         raise SpecError(f"gate and up are matrices of one shape with a multiple of {BLOCK} columns",
                         f"{tuple(gate.shape)} and {tuple(up.shape)}", "pad them")
-    rows, columns = gate.shape
-    joined = gate.reshape(rows, columns // BLOCK, 1, BLOCK).repeat(2, 2) if hasattr(gate, "ctypes") else \
-        gate.reshape(rows, columns // BLOCK, 1, BLOCK).repeat(1, 1, 2, 1)
-    joined[:, :, 1, :] = up.reshape(rows, columns // BLOCK, BLOCK)
-    return joined.reshape(rows, 2 * columns)
+    *rows, columns = gate.shape
+    joined = gate.reshape(-1, columns // BLOCK, 1, BLOCK).repeat(2, 2) if hasattr(gate, "ctypes") else \
+        gate.reshape(-1, columns // BLOCK, 1, BLOCK).repeat(1, 1, 2, 1)
+    joined[:, :, 1, :] = up.reshape(-1, columns // BLOCK, BLOCK)
+    return joined.reshape(*rows, 2 * columns)
 
 
 EPILOGUES.register(Epilogue(

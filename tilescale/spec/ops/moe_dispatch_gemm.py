@@ -9,6 +9,7 @@ from tilescale.spec.operation import OPERATIONS, Move, Operation
 from tilescale.spec.ops._counts import count_attribute
 from tilescale.spec.ops._experts import check_products, product_flops, product_limits
 from tilescale.spec.ops._moe import counts_of, indices_of, uniform_bytes
+from tilescale.spec.scales import scales_of_experts
 
 if TYPE_CHECKING:
     from tilescale.spec.declaration import Spec
@@ -34,7 +35,7 @@ OPERATIONS.register(
         kernels=True,
         check=check_products,
         limits=product_limits,
-        extras=lambda spec: (indices_of(spec),),
+        extras=lambda spec: (*scales_of_experts(spec), indices_of(spec),),
         results=lambda spec: (counts_of(spec),),
     )
 )

@@ -9,6 +9,7 @@ from tilescale.spec.operation import OPERATIONS, Move, Operation
 from tilescale.spec.ops._counts import check_partial_dtype, count_attribute, largest
 from tilescale.spec.ops._experts import check_products, part_dtype, product_flops, product_limits
 from tilescale.spec.ops._moe import counts_of, indices_of, weights_of
+from tilescale.spec.scales import scales_of_experts
 from tilescale.spec.tensor import ITEMSIZE
 
 if TYPE_CHECKING:
@@ -43,6 +44,6 @@ OPERATIONS.register(
         kernels=True,
         check=_check,
         limits=product_limits,
-        extras=lambda spec: (indices_of(spec), weights_of(spec), counts_of(spec)),
+        extras=lambda spec: (*scales_of_experts(spec), indices_of(spec), weights_of(spec), counts_of(spec)),
     )
 )

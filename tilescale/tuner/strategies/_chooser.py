@@ -11,7 +11,7 @@ from tilescale.costmodel.gaussian import Floats, Gaussian
 
 # The best candidate of a family is measured first where it is expected within this factor of the best of all.
 OPENING_FACTOR = 1.5
-OPENINGS = 6
+OPENINGS = 8
 # Every so many choices one is made for what it teaches, not for what it promises.
 EXPLORE_EVERY = 8
 # The bound lies a random number of standard deviations below the mean, at most this many.
@@ -30,12 +30,14 @@ class Candidates:
     """What is known before anything is measured of n candidates.
 
     `log_us`: logarithm of the expected time, microseconds. `distance` (n, n): see gaussian.distances. `families`: of
-    candidates that a wrong expectation is wrong about together. `failure`: probability that it fails.
+    candidates that a wrong expectation is wrong about together; `kinds`: of families that are alike. `failure`:
+    probability that it fails.
     """
 
     log_us: Floats
     distance: Floats
     families: tuple[object, ...]
+    kinds: tuple[object, ...]
     failure: Floats
 
 
@@ -120,7 +122,8 @@ def _weights(distance: Floats) -> Floats:
 
 
 def _openings(candidates: Candidates) -> Sequence[int]:
-    """The best of each family that is expected near the best of all, the best first."""
+    """The best of each family that is expected near the best of all, the best first: of every kind of families one, before
+    a kind has another."""
     expected = candidates.log_us - np.log1p(-np.minimum(0.95, candidates.failure))
     order = np.argsort(expected, kind="stable")
     opened: dict[object, int] = {}
@@ -128,4 +131,6 @@ def _openings(candidates: Candidates) -> Sequence[int]:
         if expected[at] > expected[order[0]] + np.log(OPENING_FACTOR):
             break
         opened.setdefault(candidates.families[at], at)
-    return list(opened.values())[:OPENINGS]
+    kinds = {candidates.kinds[at]: at for at in reversed(opened.values())}
+    first = [at for at in opened.values() if kinds[candidates.kinds[at]] == at]
+    return [*first, *(at for at in opened.values() if at not in first)][:OPENINGS]

@@ -87,7 +87,8 @@ def candidates(context: Context, schedules: Sequence[Schedule], experience: Sequ
         factor = found.us / np.array([prior.us for prior in priors])
         log_us, failure = log_us + np.log(factor), found.failure
     features = np.column_stack([values, log_us])
-    return Candidates(log_us, distances(features), tuple(family(schedule) for schedule in schedules), failure)
+    return Candidates(log_us, distances(features), tuple(family(schedule) for schedule in schedules),
+                      tuple((s.overlap, s.compute, s.algorithm) for s in schedules), failure)
 
 
 def transfer(context: Context, experience: Sequence[Row]) -> LearnedModel | None:

@@ -9,6 +9,11 @@ typedef unsigned long long u64;
 
 namespace ts {
 
+// What the L2 does with bytes that a tensor map loads, as `createpolicy` encodes it.
+constexpr u64 kKeepAsUsual = 0;
+constexpr u64 kKeepShort = 0x12F0000000000000;  // evict_first: of what is loaded once
+constexpr u64 kKeepLong = 0x14F0000000000000;   // evict_last: of what is loaded again and again
+
 // kReserve and kPace stand around a copy by a copy engine in the scale model, kSource rows behind a sum, one a source,
 // kLoop rows behind a copy of rows at pitches, one a loop; no plan holds them. kMultiStore and kMultiSum go through a
 // multicast address, which stands for the same bytes of all ranks. kPackets is all that a launch of packets does.

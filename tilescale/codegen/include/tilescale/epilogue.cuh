@@ -8,10 +8,11 @@
 namespace ts {
 
 // Results of one row: the first one's column, and its place in tensors of the shape of the output. Those from `live` on
-// are behind the end of the row.
+// are behind the end of the row. `numbers`: where the row of numbers begins that has one a column.
 struct Place {
   u64 element;
   u32 column, live;
+  u64 numbers = 0;
 };
 
 // `kCount` elements from index `first`; one load where they are aligned.
@@ -43,7 +44,7 @@ template <int kSlot, class T> struct Bias {
   static constexpr bool halves = false, whole_rows = false, aside = false;
   template <int kCount> static TS_DEV void apply(const Call& call, Place at, float (&values)[kCount]) {
     float added[kCount];
-    load_values<T, kCount>((const u8*)call.args->base[kSlot], at.column, at.live, added);
+    load_values<T, kCount>((const u8*)call.args->base[kSlot], at.numbers + at.column, at.live, added);
 #pragma unroll
     for (int e = 0; e < kCount; ++e) values[e] += added[e];
   }
@@ -132,16 +133,19 @@ template <class C> struct EpilogueOf<C, typename IsType<typename C::Epilogue>::t
 };
 
 // Where the results of a step lie in tensors of the shape of the output: their first element, and the columns of a row.
+// `numbers`: where their row of numbers begins, where an expert each has one.
 struct Results {
   const Call* call;
   u64 first;
   u32 columns;
+  u64 numbers = 0;
 };
 
 // Neighbouring results of row `row` from `column` on.
 template <class C, int kCount> TS_DEV void finish_results(const Results& results, u32 row, u32 column, float (&values)[kCount]) {
   if (column >= results.columns) return;
-  const Place at{results.first + (u64)row * results.columns + column, column, results.columns - column};
+  const Place at{results.first + (u64)row * results.columns + column, column, results.columns - column,
+                 results.numbers};
   EpilogueOf<C>::type::template apply<kCount>(*results.call, at, values);
 }
 

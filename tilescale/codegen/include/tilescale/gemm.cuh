@@ -95,6 +95,11 @@ template <class C, class Body> TS_DEV void for_tiles(const Call& call, const Ste
   }
 }
 
+// Where neighbours in a wave load all that is ever loaded of a column of tiles of B, it need not stay in the L2: A does, which
+// every column loads. Texts of other kernels do not name `b_passes`.
+template <class C, class = void> struct Keeping { static constexpr u64 a = kKeepAsUsual, b = kKeepAsUsual; };
+template <class C> struct Keeping<C, typename Void<C::b_passes>::type> { static constexpr u64 a = kKeepLong, b = kKeepShort; };
+
 // B of a stage: in a cluster of rows of tiles, each block loads its share for all of them.
 template <class C> TS_DEV void load_b(const Maps& maps, u8* b, u64* full, u32 k, u32 column) {
   if constexpr (C::cluster_m > 1) {
@@ -116,11 +121,11 @@ template <class C> TS_DEV void load_b(const Maps& maps, u8* b, u64* full, u32 k,
   } else if constexpr (C::b_row_major) {
 #pragma unroll
     for (int s = 0; s < GemmLayout<C>::b_columns / 64; ++s)
-      tma_load_2d(b + s * C::block_k * 128, &maps.b, full, (int)(column + s * 64), (int)k);
+      tma_load_2d(b + s * C::block_k * 128, &maps.b, full, (int)(column + s * 64), (int)k, Keeping<C>::b);
   } else {
 #pragma unroll
     for (int s = 0; s < C::block_k / Operands<C>::wide; ++s)
-      tma_load_2d(b + s * C::block_n * 128, &maps.b, full, (int)(k + s * Operands<C>::wide), (int)column);
+      tma_load_2d(b + s * C::block_n * 128, &maps.b, full, (int)(k + s * Operands<C>::wide), (int)column, Keeping<C>::b);
   }
 }
 
@@ -129,7 +134,7 @@ TS_DEV void load_stage(const Maps& maps, const TensorMap* map_a, u8* stage, u64*
   mb_expect(full, GemmLayout<C>::stage_bytes);
 #pragma unroll
   for (int s = 0; s < C::block_k / Operands<C>::wide; ++s)
-    tma_load_3d(stage + s * C::block_m * 128, map_a, full, (int)(k + s * Operands<C>::wide), (int)row, (int)shard);
+    tma_load_3d(stage + s * C::block_m * 128, map_a, full, (int)(k + s * Operands<C>::wide), (int)row, (int)shard, Keeping<C>::a);
   load_b<C>(maps, stage + GemmLayout<C>::a_bytes, full, k, column);
 }
 
@@ -288,9 +293,11 @@ TS_DEV void multiply_tile_promoted(const Call& call, const Step& step, float (&a
 }
 
 // The scale model, for products that are stored at a peer: the stores of a tile take the links behind those of the tile
-// before, and the next tile, or a signal, waits for them. The first thread of a warpgroup keeps the time for all.
+// before, and the stores of the next tile, or a signal to that peer, wait for them. The first thread of a warpgroup keeps the
+// time for all.
 template <class C> struct StoreLink {
   u64 until = 0;
+  u32 peer = 0;
 
   TS_DEV void next(const Call& call, const Step& step, TilePosition tile, u32 warpgroup) {
     drain();
@@ -301,13 +308,18 @@ template <class C> struct StoreLink {
     const u32 columns = call.args->n - column < (u32)C::block_n ? call.args->n - column : (u32)C::block_n;
     Step charge = step;
     charge.counter = call.args->rank;
-    charge.value = step.peer;
+    charge.value = peer = step.peer;
     until = reserve_links(call, charge, (u64)rows * columns * BytesOf<typename C::Out>::value);
   }
 
   TS_DEV void drain() {
     link_wait(until);
     until = 0;
+  }
+
+  // Before a signal: what other peers are still sent is not announced by it.
+  TS_DEV void drain_to(u32 rank) {
+    if (rank == peer) drain();
   }
 };
 
@@ -326,7 +338,7 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps,
     if (step.kind == kWait) continue;
     step_begin(step.id);
     if (step.kind == kSignal) {
-      if constexpr (C::link_clock) link.drain();
+      if constexpr (C::link_clock) link.drain_to(step.source);
       if (!signalled) {
         bulk_wait<0>();  // written, not only read: peers may look at it next
         named_barrier(kConsumersMeet, kMultiply);

@@ -10,6 +10,13 @@ namespace ts {
 
 // -- sending and placing ----------------------------------------------------------------------------------------------------
 
+// Scales that travel with a token, behind its places: none, one, or one for every block of K.
+template <class C> TS_DEV u32 sent_scales(const Call& call) {
+  typedef typename ScalesOf<C>::type Kind;
+  if constexpr (C::moe_pad == 1 || Kind::whole || !(Kind::ends || Kind::blocks)) return 0u;
+  return Kind::blocks ? (call.args->k + kScaleBlock - 1) / kScaleBlock : 1u;
+}
+
 // Lists the tokens for every rank, group by group, and each group in the order of its tokens; behind these lists, the place
 // of every entry's row: any block may send any token.
 template <class C>
@@ -63,16 +70,18 @@ TS_DEV void send_group_step(const Call& call, const Step& step, const Step* behi
       for (u32 g = 0; g < Shape::kGroups; ++g) store(head + Shape::kLocal + g, end += tokens[g]);
     }
   }
-  const u32 number = tokens[group], warp = thread() / 32u, lane = thread() % 32u;
+  const u32 number = tokens[group], warp = thread() / 32u, lane = thread() % 32u, scales = sent_scales<C>(call);
   if constexpr (C::link_clock) {
     const Share even = share_of(number, me.index, me.gang);
-    if (step.peer != 0u) charge_rows<C>(call, step, even.end - even.begin, bytes);
+    if (step.peer != 0u) charge_rows<C>(call, step, even.end - even.begin, bytes + scales * 4u);
   }
   if (warp < Shape::kMovers) {
     for (u32 i = me.index * Shape::kMovers + warp; i < number; i += me.gang * Shape::kMovers) {
       const u64 slot = first + i, token = load(order + slot);
-      u32* words = head + Shape::kHead + slot * Shape::kEntry;
+      u32* words = head + Shape::kHead + slot * (Shape::kEntry + scales);
       if (lane == 0u) store(words, (u32)token);
+      for (u32 i = lane; i < scales; i += 32u)
+        store(words + Shape::kEntry + i, load((const u32*)call.args->base[0] + token * scales + i));
       for (u32 k = lane; k < Shape::kTopK; k += 32u) {
         const u64 entry = token * Shape::kTopK + k;
         const u32 expert = expert_of<C>(load(routes.indices + entry));
@@ -113,7 +122,8 @@ TS_DEV void place_group_step(const Call& call, const Step& step, const Step* beh
   const u32 capacity = (u32)behind[0].size * Shape::kTopK, group = behind[0].value, bytes = step.first_tile;
   u8* out = call.at(step.target, step.target_offset);
   if (group == 0u) read_heads<C>(call, behind, me, shared);
-  const u32 warp = thread() / 32u;
+  const u32 warp = thread() / 32u, scales = sent_scales<C>(call);
+  [[maybe_unused]] u32* of_rows = (u32*)call.at(behind[1].source, behind[1].source_offset);
   for (u32 turn = 0; turn < Shape::kWorld && warp < Shape::kMovers; ++turn) {
     const u32 s = (step.counter + turn) % Shape::kWorld;
     const Step& row = behind[2 + s];
@@ -121,7 +131,7 @@ TS_DEV void place_group_step(const Call& call, const Step& step, const Step* beh
     const u8* tokens = call.at(row.target, row.target_offset);
     const u32 number = shared.tokens[s * Shape::kGroups + group];
     for (u64 slot = me.index * Shape::kMovers + warp; slot < number; slot += me.gang * Shape::kMovers) {
-      const u32* words = entries + slot * Shape::kEntry;
+      const u32* words = entries + slot * (Shape::kEntry + scales);
       u32 places[Shape::kTopK];
       u32 found = 0;
 #pragma unroll
@@ -137,6 +147,12 @@ TS_DEV void place_group_step(const Call& call, const Step& step, const Step* beh
       if (found == 0u) continue;
       const u64 from = row.per_call != 0u ? load(words) : slot;
       place_row<C>(tokens + from * bytes, out, places, bytes);
+      for (u32 i = thread() % 32u; i < scales; i += 32u) {
+        const u32 scale = load(words + Shape::kEntry + i);
+#pragma unroll
+        for (u32 k = 0; k < Shape::kTopK; ++k)
+          if (places[k] != kNoKey) store(of_rows + (u64)places[k] * scales + i, scale);
+      }
     }
   }
 }
@@ -250,15 +266,20 @@ TS_DEV void for_group_tiles(const Call& call, const GroupTable<C>& table, u32 gr
 
 template <class C>
 TS_DEV void load_group_stage(const Maps& maps, u8* stage, u64* full, u32 k, u32 row, u32 expert, u32 column) {
-  static_assert(C::b_row_major, "the matrices of experts are (K, N)");
   mb_expect(full, GemmLayout<C>::stage_bytes);
 #pragma unroll
   for (int s = 0; s < C::block_k / Operands<C>::wide; ++s)
     tma_load_3d(stage + s * C::block_m * 128, &maps.a[0], full, (int)(k + s * Operands<C>::wide), (int)row, 0);
   u8* b = stage + GemmLayout<C>::a_bytes;
+  if constexpr (C::b_row_major) {
 #pragma unroll
-  for (int s = 0; s < GemmLayout<C>::b_columns / 64; ++s)
-    tma_load_3d(b + s * C::block_k * 128, &maps.b, full, (int)(column + s * 64), (int)k, (int)expert);
+    for (int s = 0; s < GemmLayout<C>::b_columns / 64; ++s)
+      tma_load_3d(b + s * C::block_k * 128, &maps.b, full, (int)(column + s * 64), (int)k, (int)expert);
+  } else {
+#pragma unroll
+    for (int s = 0; s < C::block_k / Operands<C>::wide; ++s)
+      tma_load_3d(b + s * C::block_n * 128, &maps.b, full, (int)(k + s * Operands<C>::wide), (int)column, (int)expert);
+  }
 }
 
 // One warp, which waits for groups and counts their rows; its first lane loads tiles.
@@ -302,7 +323,8 @@ TS_DEV void grouped_consumer(const Call& call, const Maps& maps, const Block& me
   constexpr u32 kMultiply = GemmLayout<C>::consumers * 128;  // threads
   const u32 warpgroup = thread() / 128 - 1;
   Ring<C::num_stages> ring;
-  Staging<C> staging{smem + GemmLayout<C>::staging_offset + (thread() / 32 - 4) * Staging<C>::warp_bytes};
+  typedef typename StoredAs<C>::type Stored;
+  Staging<Stored> staging{smem + GemmLayout<C>::staging_offset + (thread() / 32 - 4) * Staging<C>::warp_bytes};
   const GroupTable<C> table(smem);
   const KRange range{0, (call.args->k + C::block_k - 1) / C::block_k};
   const u32 n = call.args->n;
@@ -325,13 +347,36 @@ TS_DEV void grouped_consumer(const Call& call, const Maps& maps, const Block& me
     barrier_wait(call, step, &table.told[group], 0u);
     for_group_tiles<C>(call, table, group, me, before, [&](u32 expert, TilePosition tile) {
       float acc[kSubtiles][C::block_n / 2];
-      multiply_tile<C>(call, step, acc, ring, smem, full, empty, range);
-      u8* out = call.at(step.target, step.target_offset) + (u64)table.to[expert] * n * BytesOf<typename C::Out>::value;
-      const OutRows rows{out, table.rows[expert], n, 0u, 0u};
+      if constexpr (Operands<C>::promotes) {
+        const u8* of_rows = (const u8*)call.args->base[0];
+        if (sent_scales<C>(call) != 0u) of_rows = call.at(behind[1].source, behind[1].source_offset);
+        const Scaling<C> scaling(call, table.from[expert], table.rows[expert], expert, (const float*)of_rows);
+        multiply_tile_promoted<C>(call, step, acc, ring, smem, full, empty, range, scaling, tile);
+        if constexpr (ScalesOf<C>::type::ends) {
 #pragma unroll
-      for (int s = 0; s < kSubtiles; ++s)
-        store_rows<C>(acc[s], staging, &maps.out, rows, tile.m * C::block_m + (warpgroup * kSubtiles + s) * 64,
-                      tile.n * C::block_n);
+          for (int s = 0; s < kSubtiles; ++s)
+            scale_rows<C>(scaling, tile.m * C::block_m + (warpgroup * kSubtiles + s) * 64, tile.n * C::block_n, acc[s]);
+        }
+      } else {
+        multiply_tile<C>(call, step, acc, ring, smem, full, empty, range);
+      }
+      const u32 columns = stored_columns<C>(n);
+      u8* out = call.at(step.target, step.target_offset) + (u64)table.to[expert] * columns * BytesOf<typename C::Out>::value;
+      const OutRows rows{out, table.rows[expert], columns, 0u, 0u};
+      // No epilogue of experts reads a tensor of the shape of the output, so it does not matter where their rows lie in one.
+      const Results results{&call, 0u, n, (u64)expert * n};
+#pragma unroll
+      for (int s = 0; s < kSubtiles; ++s) {
+        const u32 row = tile.m * C::block_m + (warpgroup * kSubtiles + s) * 64;
+        if constexpr (EpilogueOf<C>::any) finish_tile<C>(results, row, rows.rows, tile.n * C::block_n, acc[s]);
+        if constexpr (EpilogueOf<C>::halves) {
+          float halved[C::block_n / 4];
+          halve_tile<C>(acc[s], halved);
+          store_rows<Stored>(halved, staging, &maps.out, rows, row, tile.n * Stored::block_n);
+        } else {
+          store_rows<Stored>(acc[s], staging, &maps.out, rows, row, tile.n * C::block_n);
+        }
+      }
     });
     i += step.rows;
     step_end();

@@ -127,15 +127,30 @@ TS_DEV bool mb_try_wait(u64* b, u32 parity) {
 // ---- asynchronous copies -------------------------------------------------------------------------------------------
 // Brings a map near, so that the first copy that uses it need not wait for it.
 TS_DEV void prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
-TS_DEV void tma_load_2d(void* smem, const TensorMap* map, u64* b, int x, int y) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
-      ::"r"(shared_address(smem)), "l"(map), "r"(shared_address(b)), "r"(x), "r"(y) : "memory");
+// `keep`: what the L2 does with the bytes, a policy as `createpolicy` makes them, known when the kernel is compiled.
+TS_DEV void tma_load_2d(void* smem, const TensorMap* map, u64* b, int x, int y, u64 keep = kKeepAsUsual) {
+  if (keep == kKeepAsUsual) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+        ::"r"(shared_address(smem)), "l"(map), "r"(shared_address(b)), "r"(x), "r"(y) : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%3, %4}], [%2], %5;"
+        ::"r"(shared_address(smem)), "l"(map), "r"(shared_address(b)), "r"(x), "r"(y), "l"(keep) : "memory");
+  }
 }
-TS_DEV void tma_load_3d(void* smem, const TensorMap* map, u64* b, int x, int y, int z) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
-      ::"r"(shared_address(smem)), "l"(map), "r"(shared_address(b)), "r"(x), "r"(y), "r"(z) : "memory");
+TS_DEV void tma_load_3d(void* smem, const TensorMap* map, u64* b, int x, int y, int z, u64 keep = kKeepAsUsual) {
+  if (keep == kKeepAsUsual) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
+        ::"r"(shared_address(smem)), "l"(map), "r"(shared_address(b)), "r"(x), "r"(y), "r"(z) : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%3, %4, %5}], [%2], %6;"
+        ::"r"(shared_address(smem)), "l"(map), "r"(shared_address(b)), "r"(x), "r"(y), "r"(z), "l"(keep) : "memory");
+  }
 }
 TS_DEV void bulk_load(void* smem, const void* global, u32 bytes, u64* b) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"

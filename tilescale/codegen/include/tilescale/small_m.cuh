@@ -38,11 +38,12 @@ template <class C> TS_DEV void small_producer(const Call& call, const Maps& maps
         mb_expect(arrived, kStageBytes);
 #pragma unroll
         for (int s = 0; s < C::block_k / Operands<C>::wide; ++s)
-          tma_load_2d(stage + s * C::block_n * 128, &maps.b, arrived, (int)(k * C::block_k + s * Operands<C>::wide), (int)column);
+          tma_load_2d(stage + s * C::block_n * 128, &maps.b, arrived, (int)(k * C::block_k + s * Operands<C>::wide), (int)column,
+                      kKeepShort);
 #pragma unroll
         for (int s = 0; s < C::block_k / Operands<C>::wide; ++s)
           tma_load_3d(stage + SmallLayout<C>::b_bytes + s * C::block_m * 128, &maps.a[0], arrived,
-                      (int)(k * C::block_k + s * Operands<C>::wide), (int)step.source_offset, (int)step.size);
+                      (int)(k * C::block_k + s * Operands<C>::wide), (int)step.source_offset, (int)step.size, kKeepLong);
         ring.next();
       }
     });
