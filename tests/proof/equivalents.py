@@ -7,7 +7,7 @@ from itertools import takewhile
 from plan_mutants import Mutant, role_of
 
 from tilescale.schedules.footprint import accesses
-from tilescale.schedules.plan import Copy, Grouped, Plan, Ragged, Reduce, Region, Signal, Sum, Wait
+from tilescale.schedules.plan import Copy, Gemm, Grouped, Plan, Ragged, Reduce, Region, Signal, Sum, Wait
 
 
 def plan_reason(name: str, plan: Plan, mutant: Mutant) -> str:
@@ -33,6 +33,12 @@ def plan_reason(name: str, plan: Plan, mutant: Mutant) -> str:
             return "the same blocks have waited for as much of the same counter before"
         if own_sum(plan, mutant.rank, step.counter):
             return "each block copies on what it has added up itself: a role shares equal sizes alike"
+    if mutant.kind in (*LESS_WAITING, "wait for a wrong counter") and isinstance(step, Wait) \
+            and told_already(plan, mutant.rank, step.counter):
+        return "what it waits for was stored before another product was announced, which is waited for already"
+    if mutant.kind in ("duplicate signal", "signal of another value") and isinstance(step, Signal) \
+            and told_already(plan, step.rank, step.counter):
+        return "what it tells of was stored before another product was announced, which is waited for already"
     if mutant.kind == "wait one short" and isinstance(step, Wait) and ends_with(plan, mutant.rank, step):
         return "nothing is read behind it: it keeps calls apart, and all blocks but one say as much as all"
     if mutant.kind in ("duplicate signal", "signal of another value") and isinstance(step, Signal):  # noqa: SIM102
@@ -62,9 +68,38 @@ def plan_reason(name: str, plan: Plan, mutant: Mutant) -> str:
         passed = passed_step(plan, mutant.rank, step)
         if isinstance(passed, Copy) and not touched(plan, step.rank, passed.dst):
             return "the rank that is signalled touches nothing of what the signal passes; that is another rank's"
+        if isinstance(passed, Gemm) and announced_later(plan, mutant.rank, step, passed):
+            return "the product that the signal passes is not the one that it tells of, and has a signal of its own"
         if isinstance(passed, Reduce) and passed.dst.rank != step.rank:
             return "the data that the signal passes is another rank's, whose own signal still follows it"
     return BY_NAME.get((name, mutant.kind), "")
+
+
+def told_already(plan: Plan, rank: int, counter: int) -> bool:
+    """Whether what `counter` of `rank` tells of was stored before a signal that is waited for before it: products stored
+    at their owners are announced behind the next one. The n-th signal of a role to a rank is of its n-th product there."""
+    waited = [step.counter for *_, step in plan.steps_of(rank) if isinstance(step, Wait)]
+    before = waited[: waited.index(counter)] if counter in waited else []
+    found = []
+    for owner in range(plan.world):
+        for launch in plan.ranks[owner]:
+            for role in launch.roles:
+                told = {s.counter: at for at, s in enumerate(role.steps) if isinstance(s, Signal) and s.rank == rank}
+                if counter not in told:
+                    continue
+                stored = [at for at, s in enumerate(role.steps) if isinstance(s, Gemm) and s.out.rank == rank]
+                if len(stored) != len(told) or owner == rank:
+                    return False
+                product = stored[list(told).index(counter)]
+                found.append(any(told.get(other, -1) > product for other in before))
+    return bool(found) and all(found)
+
+
+def announced_later(plan: Plan, rank: int, step: Signal, passed: Gemm) -> bool:
+    """Whether a product that a signal passes is at another rank, or told of by a later signal to the same one."""
+    steps = role_of(plan, rank, step).steps
+    return passed.out.rank != step.rank or any(
+        isinstance(s, Signal) and s.rank == step.rank for s in steps[steps.index(step) + 1 :])
 
 
 LESS_WAITING = ("drop wait", "wait one short", "use before its wait")

@@ -25,6 +25,7 @@ ENGINE = {"transport": "copy_engine", "num_comm_blocks": 0}
 TILELESS = {"block_m": 0, "block_n": 0, "block_k": 0, "num_stages": 0, "raster_group": 0}
 PLAIN = {"overlap": "none", "chunk_rows": 0, "depth": 1}
 SCATTER = replace(FUSED, algorithm="scatter", depth=1, num_comm_blocks=0)
+SPANNING = replace(FUSED, depth=1, num_comm_blocks=2)
 ONE_SHOT, TWO_SHOT, RING = ({"algorithm": name} for name in ("one_shot", "two_shot", "ring"))
 GANG = Schedule(compute="generated", num_comm_blocks=2)
 EXPERTS = replace(GANG, **TILE)
@@ -44,6 +45,11 @@ BEFORE = Topology.named("4xA100-NVLink", ranks=3)  # of sm_80
 
 def _spec(inputs: str = "ordinary", ranks: int = 3, on: Topology | None = None) -> Spec:
     return ag_gemm((128 * ranks, 128 * ranks, 128), ranks, inputs=inputs, on=on)
+
+
+def _few() -> Spec:
+    """Shards of half as many rows as a tile."""
+    return ag_gemm((128, 256, 128), 4)
 
 
 def _kept(inputs: str = "ordinary") -> Spec:
@@ -84,6 +90,9 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "kept by copy engine": (_kept(), replace(FUSED, **ENGINE)),
     "kept behind": (_kept(), replace(FUSED, overlap="none", chunk_rows=0, depth=1)),
     "gemm behind the copies": (_spec(), replace(FUSED, overlap="none", chunk_rows=0, depth=1)),
+    "tiles of several shards": (_few(), SPANNING),
+    "tiles of several shards, copy engine": (_few(), replace(SPANNING, **ENGINE)),
+    "tiles of several shards, behind the copies": (_few(), replace(SPANNING, overlap="none", chunk_rows=0)),
     "chunked generated": (_spec(), replace(FUSED, overlap="chunked")),
     "chunked library": (_spec(), LIBRARY),
     "chunked library engine pull": (_spec(), replace(LIBRARY, direction="pull", **ENGINE)),
@@ -104,6 +113,7 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "gemm_ar one_shot pull": (
         _product("Replicate"), replace(FUSED, direction="pull", num_comm_blocks=0, **ONE_SHOT, **PLAIN)),
     "gemm_ar two_shot": (_product("Replicate"), replace(FUSED, **TWO_SHOT)),
+    "gemm_ar scatter": (_product("Replicate"), SCATTER),
     "gemm_ar two_shot chunked": (_product("Replicate"), replace(FUSED, overlap="chunked", **TWO_SHOT)),
     "all_reduce one_shot push": (_sum(), replace(COPY, **ONE_SHOT, **PLAIN)),
     "all_reduce one_shot pull": (_sum(), replace(COPY, direction="pull", **ONE_SHOT)),

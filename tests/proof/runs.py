@@ -109,6 +109,8 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
     "odd columns of floats": (
         ag_gemm((144, 302, 72), 2, out_dtype="float32", on=_ON), replace(FUSED, overlap="chunked", num_comm_blocks=2)),
     "product": (gemm_rs((304, 304, 816), 2, out="Partial", on=_ON), LOCAL),
+    "tall tiles": (  # whose warpgroups wait for their own products
+        gemm_rs((304, 304, 816), 2, out="Partial", on=_ON), replace(LOCAL, block_m=256, num_stages=3)),
     "product in clusters": (
         gemm_rs((304, 304, 816), 2, out="Partial", on=_ON), replace(LOCAL, block_m=128, cluster_m=2)),
     "product in clusters, col": (

@@ -165,7 +165,7 @@ def _statements(text: str, names: str) -> Iterator[tuple[str, int, int]]:
 
 
 # Schedules that execute a function, by header; "": its other functions.
-_TILES = ("gemm", "row", "fp32 large", "odd columns", "product", "scatter large")
+_TILES = ("gemm", "row", "fp32 large", "odd columns", "product", "scatter large", "tall tiles")
 _STAGED = ("parts", "parts pulled", "product", "fp32 large")
 _FEW = ("few rows", "few rows of odd columns", "few rows of floats")
 _BYTES = ("product of bytes", "few rows of bytes")
