@@ -30,6 +30,7 @@ CASES: dict[str, tuple[Spec, Schedule]] = {
         GEMM, overlap="none", chunk_rows=0, depth=1, num_comm_blocks=0, block_n=128, consumers="pingpong")),
     "gemm_float32_out": (ag_gemm(out_dtype="float32"), replace(GEMM, overlap="none", chunk_rows=0, depth=1)),
     "panels": (in_blocks(4, (2048, 2048, 2048)), replace(GEMM, chunk_rows=0)),
+    "panels_in_slots": (in_blocks(8, (2048, 2048, 2048)), replace(GEMM, chunk_rows=0, protocol="credit")),
     "segments_weights": (contraction("weights"), GEMM),
     "segments_gradients_float16": (contraction("gradients", dtype="float16"), replace(GEMM, transport="tma")),
     "copy_tma": (all_gather(), Schedule(transport="tma", overlap="fused", chunk_rows=256, depth=2, num_comm_blocks=4,

@@ -118,6 +118,10 @@ BY_NAME = {
     ("all_reduce multimem one_shot", "data to a wrong peer"): (
         "a sum over all ranks does not depend on whose part lies where; ranks tell when theirs lies there"
     ),
+    ("summa in slots, in passes", "counters of two waits swapped"): (
+        "a rank that tells of one slot has started its call, so both are free; and the peer whose word comes first now was "
+        "sent a panel behind one that the other rank, in the call before, had made room for by then"
+    ),
     ("combine pull symmetric", "counters of two waits swapped"): (
         "the wait that comes first now is for peers that have read this rank's rows: they have started their calls, so "
         "what they tell is there"

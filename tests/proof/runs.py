@@ -91,6 +91,11 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
     "packets of ten, twice": (  # more ranks than are loaded from together
         reduction((2, 40), 10, on=Topology.shared_gpu(10)), replace(GANG, protocol="ll", **TWO_SHOT)),
     "carried": (reduction((182, 1032), 3, on=Topology.shared_gpu(ranks=3)), replace(_COPY, **RING)),
+    "carried, then bias": (
+        reduction((75, 77), 3, to=FullRow, on=Topology.shared_gpu(ranks=3), then=("bias", "accumulate")),
+        replace(_COPY, **RING, **PLAIN)),
+    "carried, then addend, by all": (
+        reduction((182, 1032), 3, on=Topology.shared_gpu(ranks=3), then=("accumulate",)), replace(_COPY, **RING)),
     "carried odd": (reduction((75, 77), 3, to=FullRow, on=Topology.shared_gpu(ranks=3)), replace(_COPY, **RING, **PLAIN)),
     "scatter": (gemm_rs((208, 304, 304), 2, on=_ON), SCATTER),
     "scatter large": (
@@ -154,6 +159,12 @@ RUNS |= {
     "segments, col": (
         contraction("weights col", (400, 304, 304), 2, on=_ON), replace(FUSED, chunk_rows=256, depth=1, transport="tma")),
     "panels": (in_blocks(4, (88, 152, 88), on=Topology.shared_gpu(ranks=4)), replace(FUSED, chunk_rows=0)),
+    "panels in slots": (
+        in_blocks(8, (88, 152, 88), on=Topology.named("8xH200-NVSwitch", 8)),
+        replace(FUSED, chunk_rows=0, depth=1, num_comm_blocks=2, protocol="credit")),
+    "panels of few tiles in slots": (
+        in_blocks(8, (88, 152, 88), on=Topology.shared_gpu(ranks=8)),
+        replace(FUSED, chunk_rows=0, depth=1, num_comm_blocks=2, protocol="credit")),
     "segments, turned": (
         contraction("gradients", (304, 400, 304), 2, on=_ON), replace(FUSED, direction="pull", chunk_rows=128, **_LARGE)),
     "product of bytes": (gemm_rs((304, 304, 800), 2, out="Partial", order="col", dtype="float8_e4m3fn", on=_ON), BYTES),

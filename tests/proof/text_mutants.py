@@ -184,7 +184,11 @@ _STREAMED = ("streamed", "streamed in clusters", "one tile streamed")
 _WARPS = ("warps", "warps, row-major B", "warps, odd columns", "warps, then bias and swiglu")
 _CLUSTERS = ("product in clusters", "product in clusters, col")
 RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
-    "contract.cuh": {"load_segment": ("segments", "segments, col", "segments, turned", "panels"),
+    "contract.cuh": {"load_segment": ("segments", "segments, col", "segments, turned", "panels", "panels in slots"),
+                     **dict.fromkeys(("await_loads", "add_sums", "leave_sums"), ("panels in slots",)),
+                     **dict.fromkeys(("load_tile", "contract_producer", "contract_consumer"), (
+                         "segments", "segments, col", "segments, turned", "panels in slots",
+                         "panels of few tiles in slots")),
                      "": ("segments", "segments, col", "segments, turned")},
     "copy.cuh": {
         "copy_by_tma": ("tma", "tma small", "rows at pitches"),
@@ -238,7 +242,7 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
             "experts beside", "experts behind", *_EXPERT_BYTES)),
         "grouped_consumer": ("experts beside", "products go back beside", *_THEN_EXPERTS, *_EXPERT_BYTES),
         "": ("experts beside", "experts behind")},
-    "carry.cuh": {"": ("carried", "carried odd")},
+    "carry.cuh": {"": ("carried", "carried odd", "carried, then bias", "carried, then addend, by all")},
     "sum.cuh": {"": _SUMS},
 }
 _OTHERS = ("fused pull", "gemm", "tma", "parts")

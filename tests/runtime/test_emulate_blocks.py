@@ -41,6 +41,29 @@ def test_a_mesh_of_three_by_three() -> None:
     assert found.ok, found.report
 
 
+SLOTTED = replace(FUSED, protocol="credit")
+
+
+@pytest.mark.parametrize("schedule", [SLOTTED, replace(SLOTTED, transport="tma", block_m=128, block_n=256)],
+                         ids=lambda s: s.label)
+def test_panels_in_slots(schedule: Schedule) -> None:
+    """Two by two all stay, two by four a slot is taken again and sums wait in memory; two tiles a block, and none."""
+    for seed, spec in enumerate((in_blocks(4), in_blocks(4, algorithm="cannon"))):
+        found = emulate(spec, replace(schedule, **(RING if seed else {})), seed=seed)
+        assert found.ok, found.report
+    for seed, on in enumerate((Topology.shared_gpu(ranks=8), Topology.named("8xH200-NVSwitch", 8))):
+        found = emulate(in_blocks(8, (88, 152, 88), dtype="float16", on=on), schedule, seed=seed)
+        assert found.ok, found.report
+
+
+def test_panels_in_slots_of_a_mesh_of_three_by_three() -> None:
+    on = Topology.shared_gpu(ranks=9)
+    few = replace(SLOTTED, depth=1, num_comm_blocks=2)
+    for algorithm, schedule in ((None, few), ("cannon", replace(few, **RING))):
+        found = emulate(in_blocks(9, (72, 40, 72), algorithm, on=on), schedule, seed=3)
+        assert found.ok, found.report
+
+
 def test_large_ones_are_scaled_with_their_binaries_unchanged() -> None:
     spec = in_blocks(4, (4096, 4096, 4096))
     for schedule in Space(spec, {"num_stages": [4]}).schedules[::7]:

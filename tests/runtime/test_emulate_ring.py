@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from support import ag_gemm, all_gather, gemm_rs, reduction
+from support import scaled as with_scales
 
 from tilescale.codegen.emit import emit
 from tilescale.codegen.rules import check_kernels
@@ -19,6 +20,7 @@ from tilescale.spec.views import FullRow
 RING = Schedule(algorithm="ring", overlap="fused", compute="generated", chunk_rows=64, depth=2, num_comm_blocks=4)
 NONE = replace(RING, overlap="none", chunk_rows=0, depth=1)
 TILE = {"block_m": 64, "block_n": 128, "block_k": 64, "num_stages": 3, "raster_group": 8}
+BYTES = {"order": "col", "dtype": "float8_e4m3fn", "out_dtype": "bfloat16"}
 ENGINE = {"transport": "copy_engine", "num_comm_blocks": 0}
 
 
@@ -41,6 +43,21 @@ def cases(ranks: int) -> dict[str, tuple[Spec, Schedule]]:
         "gemm_ar of halves": (
             gemm_rs((33, 136, 72 * ranks), ranks, out="Replicate", partial_dtype="bfloat16"),
             replace(NONE, compute="library")),
+        "reduce_scatter, then bias and addend": (
+            reduction((20 * ranks - 1, 24), ranks, to=FullRow, then=("bias", "accumulate")), NONE),
+        "all_reduce, then addend and bias": (reduction((64, 100), ranks, then=("accumulate", "bias")), RING),
+        "all_reduce of odd sizes, then silu": (reduction((7, 3), ranks, then=("bias", "silu")), NONE),
+        "gemm_rs, then gelu": (gemm_rs((30 * ranks + 1, 136, 72 * ranks), ranks, then=("bias", "gelu")),
+                               replace(NONE, **TILE)),
+        "gemm_ar of halves, then addend": (
+            gemm_rs((33, 136, 72 * ranks), ranks, out="Replicate", partial_dtype="bfloat16", then=("accumulate",)),
+            replace(NONE, compute="library")),
+        "gemm_rs scaled, then bias": (
+            with_scales(gemm_rs((24 * ranks, 128, 128 * ranks), ranks, then=("bias",), **BYTES), "rowcol"),
+            replace(NONE, **{**TILE, "block_k": 128})),
+        "gemm_ar scaled by blocks": (
+            with_scales(gemm_rs((24 * ranks, 128, 128 * ranks), ranks, out="Replicate", **BYTES), "block"),
+            replace(NONE, **{**TILE, "block_k": 128})),
     }
 
 

@@ -33,6 +33,8 @@ def test_every_structure_is_proved(ranks: int, algorithm: str | None) -> None:
     assert {schedule.overlap for schedule in found} == {"none", "fused"}
     assert {schedule.transport for schedule in found} == {"peer_copy", "tma"}
     assert {schedule.algorithm for schedule in found} == {"ring" if algorithm else "direct"}
+    assert {(schedule.overlap, schedule.protocol) for schedule in found} == {
+        ("none", "simple"), ("fused", "simple"), ("fused", "credit")}
     for schedule in found:
         proof = verify(lower(spec, schedule), cache=cache)
         assert proof.ok, f"{schedule.label}: {proof}"

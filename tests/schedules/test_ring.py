@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from mutations import changed
-from support import ag_gemm, all_gather, gemm_rs, reduction
+from support import ag_gemm, all_gather, gemm_rs, reduction, scaled
 
 from tilescale.costmodel.costs import costs
 from tilescale.costmodel.simulate import simulate
@@ -35,6 +35,10 @@ def specs(ranks: int) -> list[Spec]:
         gemm_rs((96 * ranks, 256, 128 * ranks), ranks), gemm_rs((2, 256, 128 * ranks), ranks),
         gemm_rs((200, 256, 128 * ranks), ranks, partial_dtype="bfloat16"),
         gemm_rs((200, 256, 128 * ranks), ranks, out="Replicate"),
+        reduction((100, 24), ranks, to=FullRow, then=("bias", "accumulate")),
+        reduction((256 * ranks, 24), ranks, then=("accumulate",)),
+        gemm_rs((200, 256, 128 * ranks), ranks, out="Replicate", then=("bias", "silu")),
+        scaled(gemm_rs((200, 256, 128 * ranks), ranks, order="col", dtype="float8_e4m3fn", out_dtype="bfloat16"), "block"),
     ]
 
 
@@ -121,6 +125,16 @@ def _add_less(step: Step) -> Step:
     return replace(step, srcs=step.srcs[:1]) if isinstance(step, Sum) and step.dst.buffer == "inbox" else step
 
 
+def _of_no_epilogue(step: Step) -> Step:
+    """What is complete is not behind the epilogues."""
+    return replace(step, then=(), extras=()) if isinstance(step, Sum) and step.then else step
+
+
+def _too_early(step: Step) -> Step:
+    """Sums on their way have had them."""
+    return replace(step, then=("bias",)) if isinstance(step, Sum) and step.dst.buffer == "inbox" else step
+
+
 def _never_wait(step: Step) -> Step | None:
     return None if isinstance(step, Wait) else step
 
@@ -138,6 +152,7 @@ def one_version(plan: Plan) -> Plan:
 
 SUMMED, FLOATS = reduction((96, 24), 3, to=FullRow), reduction((96, 24), 3, to=FullRow, dtype="float32")
 PRODUCT = gemm_rs((96, 64, 96), 3, out_dtype="float32")
+BEHIND = reduction((96, 24), 3, to=FullRow, then=("bias",))
 FAULTS: dict[str, tuple[Spec, Schedule, Callable[[Plan], Plan], set[str]]] = {
     "one inbox for all calls": (SUMMED, RING, one_version, {"race"}),
     "one buffer for gathered shards": (all_gather((384, 24), 3), RING, one_version, {"race"}),
@@ -147,6 +162,8 @@ FAULTS: dict[str, tuple[Spec, Schedule, Callable[[Plan], Plan], set[str]]] = {
     "a carried sum as a part": (FLOATS, NONE, lambda p: changed(p, _as_parts), {"data_flow"}),
     "a part twice": (SUMMED, NONE, lambda p: changed(p, _add_twice), {"data_flow"}),
     "parts left out": (FLOATS, NONE, lambda p: changed(p, _add_less), {"data_flow"}),
+    "epilogues left out": (BEHIND, NONE, lambda p: changed(p, _of_no_epilogue), {"data_flow"}),
+    "epilogues on the way": (BEHIND, NONE, lambda p: changed(p, _too_early), {"data_flow"}),
     "an operand for a product": (PRODUCT, LIBRARY, lambda p: changed(p, _product_instead), {"data_flow", "bounds"}),
 }
 
@@ -159,6 +176,14 @@ def test_planted_faults_are_found(name: str) -> None:
     found = verify(change(plan), cache=None).counterexample
     assert found is not None
     assert found.rule in rules, found
+
+
+def test_epilogues_of_whole_rows_do_not_go_round() -> None:
+    for then in ("residual_rmsnorm", "add_rmsnorm"):
+        found = space(reduction((256, 24), 4, then=(then,)), RESTRICTED)
+        assert found.feasible == 0
+        assert found.rejected["whole_rows_at_owner"] > 0
+    assert space(reduction((256, 24), 4, then=("bias",)), RESTRICTED).feasible > 0
 
 
 def test_ranks_are_alike_and_sizes_share_a_proof() -> None:
@@ -182,6 +207,7 @@ def test_products_go_round_when_they_are_complete() -> None:
     (reduction(), replace(RING, direction="pull"), "every rank sends to the next one"),
     (reduction(), replace(RING, transport="tma"), "stored at the next rank"),
     (gemm_rs(), replace(LIBRARY, overlap="chunked", chunk_rows=256), "when they are complete"),
+    (reduction(then=("residual_rmsnorm",)), NONE, "by elements, not by rows"),
 ])
 def test_a_ring_without_sense_is_refused(spec: Spec, schedule: Schedule, rule: str) -> None:
     with pytest.raises(ScheduleError, match=rule):

@@ -39,6 +39,9 @@ from tilescale.codegen.table import (
     MAX_SLOTS,
     ROLE_COPY,
     ROLE_GEMM,
+    SEGMENT_ADDS,
+    SEGMENT_ENDS,
+    SEGMENT_LEAVES,
     SUM_ADDED,
     SUM_BEGUN,
     SUM_COMPLETED,
@@ -63,6 +66,7 @@ from tilescale.schedules.plan import (
     Launch,
     MultimemReduce,
     MultimemStore,
+    Pass,
     Pieces,
     Plan,
     Ragged,
@@ -244,10 +248,15 @@ class _Emitter:
     def _segment(self, rank: int, step: Contract, number: int) -> StepRow:
         """A segment of a contraction; it lies within a shard, as the maps want it."""
         if step.gathered == BOTH:  # the block of a, and the panel of b
+            own = (step.a.buffer == "a") + 2 * (step.b.buffer == "b")
+            kept, flags = self.versions[step.a.buffer], step.first + 2 * step.last
+            if isinstance(step, Pass):
+                kept = self._slot(step.sums[0], rank)
+                flags = SEGMENT_ENDS | (0 if step.first else SEGMENT_ADDS) | (0 if step.last else SEGMENT_LEAVES)
             return StepRow(
-                KIND_GEMM, number, target=self._slot(step.out, rank), counter=step.a.offset // step.a.size,
-                value=self.versions[step.a.buffer], per_call=step.k, rows=step.m, target_offset=step.out.offset,
-                size=step.b.offset // step.b.size, peer=step.first + 2 * step.last)
+                KIND_GEMM, number, source=own, target=self._slot(step.out, rank), counter=step.a.offset // step.a.size,
+                value=kept, per_call=step.k, rows=step.m, target_offset=step.out.offset,
+                size=step.b.offset // step.b.size, peer=flags)
         shard_rows = self.plan.goal.starts[1] // self.plan.goal.row_bytes
         shard, first = divmod(step.at, shard_rows)
         if first + step.k > shard_rows:
@@ -263,7 +272,8 @@ class _Emitter:
         if not step.then:
             return 0
         goal = self.plan.goal
-        own = 0 if step.dst.buffer == goal.output else goal.starts[rank] // goal.row_bytes * goal.output_row_bytes
+        whole = self.plan.buffer(step.dst.buffer).size == self.plan.buffer(goal.output).size  # of all owners' rows, too
+        own = 0 if whole else goal.starts[rank] // goal.row_bytes * goal.output_row_bytes
         return (own + step.dst.offset) // self.spec.output.itemsize
 
     def _sum_form(self, step: Sum) -> int:

@@ -136,11 +136,21 @@ def _group_maps(spec: Spec, s: Schedule, plan: Plan, n: int, k: int) -> tuple[Te
 
 
 def _block_maps(spec: Spec, s: Schedule, plan: Plan, n: int, k: int) -> tuple[TensorMapSpec, ...]:
-    """Blocks of A of even and odd calls, panels of B of even and odd calls, and the product."""
+    """Blocks of A of even and odd calls, panels of B of even and odd calls, and the product; where panels arrive in slots,
+    these and the own blocks."""
     cols, goal, item = plan.goal.mesh[1], plan.goal, spec.inputs[0].itemsize
     panel, m = k // cols, goal.row_bytes // item
-    a = [TensorMapSpec("gather", version, (panel, m, cols), (panel * item, m * panel * item), (64, s.block_m, 1),
-                       spec.inputs[0].dtype) for version in (0, 1)]
-    b = [TensorMapSpec("column", version, (n, panel, cols), (n * item, panel * n * item), (64, s.block_k, 1),
-                       spec.inputs[1].dtype) for version in (0, 1)]
+    sizes = (panel * m * item, panel * n * item)
+
+    def places(buffer: str, own: str, size: int) -> list[tuple[str, int, int]]:
+        """(buffer, version, panels)."""
+        held = plan.buffer(buffer)
+        if held.versions > 1:
+            return [(buffer, version, cols) for version in (0, 1)]
+        return [(name, 0, plan.buffer(name).size // size) for name in (buffer, own)]
+
+    a = [TensorMapSpec(buffer, version, (panel, m, panels), (panel * item, m * panel * item), (64, s.block_m, 1),
+                       spec.inputs[0].dtype) for buffer, version, panels in places("gather", "a", sizes[0])]
+    b = [TensorMapSpec(buffer, version, (n, panel, panels), (n * item, panel * n * item), (64, s.block_k, 1),
+                       spec.inputs[1].dtype) for buffer, version, panels in places("column", "b", sizes[1])]
     return (*a, *b, _out_map(spec, s, plan, n) or a[0])

@@ -19,6 +19,7 @@ KIND_LOOP, KIND_RAGGED, KIND_MULTI_STORE, KIND_MULTI_SUM, KIND_PACKETS = 9, 10, 
 TASKS = {"route": 1, "total": 2, "send": 3, "place": 4, "tally": 5, "return": 6, "weigh": 7, "arrange": 8,
          "send_group": 9, "place_group": 10, "multiply": 11, "return_group": 12}  # of ragged steps
 SUM_PARTS, SUM_BEGUN, SUM_ADDED, SUM_COMPLETED = 0, 1, 2, 3
+SEGMENT_ENDS, SEGMENT_ADDS, SEGMENT_LEAVES = 2, 4, 8  # of a segment of a contraction; 1: it is the first
 MAX_LOOPS = 4  # of a copy
 MAX_LANES = 8
 ROLE_COPY, ROLE_GEMM = 1, 2

@@ -209,6 +209,7 @@ def _multiplying(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer 
             "store_buffers": staging.buffers}
     if in_blocks(spec):
         constants |= {"contracts": True, "sent": BOTH, "a_turned": False}
+        constants |= {"slotted": True} if schedule.protocol == "credit" else {}
     if contracts(spec):
         constants |= {"contracts": True, "sent": gathered_operand(spec), "a_turned": spec.inputs[0].order == "col"}
     if schedule.consumers == tile.PINGPONG:

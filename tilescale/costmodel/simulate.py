@@ -30,6 +30,7 @@ from tilescale.schedules.plan import (
     Launch,
     MultimemReduce,
     MultimemStore,
+    Pass,
     Pieces,
     Plan,
     PutPackets,
@@ -408,6 +409,9 @@ class _Simulation:
         size = contraction_size(self.plan.goal)
         tile_us = self.costs.generated_tile_us(size, itemsize, out_itemsize)
         waves = -(-self.costs.tiles(step.m, step.n) // walker.role.blocks)
+        if isinstance(step, Pass):  # of all tiles; their sums are read and left
+            moved = sum(part.size for part in step.sums) * (2 - step.first - step.last)
+            return waves * tile_us * step.k / size + self.costs.copy_us(-(-moved // 2), walker.role.blocks)
         return tile_us * (step.k / size + (waves - 1 if step.last else 0))
 
 

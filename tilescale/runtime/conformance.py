@@ -19,6 +19,7 @@ from tilescale.schedules.plan import (
     Gemm,
     Grouped,
     MultimemStore,
+    Pass,
     Pieces,
     Plan,
     PutPackets,
@@ -103,6 +104,10 @@ def _declared(step: Step, role: Role, rank: int, number: int, call: int, strides
     if isinstance(step, Pieces):
         return StepLog(call, rank, number, reads=tuple(sorted(map(where, (step.a, step.b)))),
                        writes=tuple(map(where, step.parts)))
+    if isinstance(step, Pass):
+        read = (step.a, step.b, *(() if step.first else step.sums))
+        written = (step.out,) if step.last else step.sums
+        return StepLog(call, rank, number, reads=tuple(sorted(map(where, read))), writes=tuple(map(where, written)))
     extras = step.extras if isinstance(step, Gemm) else ()
     extras += step.parts if isinstance(step, SharedGemm) else ()
     stored = (where(step.out),) if not isinstance(step, Contract) or step.last else ()

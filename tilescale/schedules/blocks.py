@@ -39,6 +39,10 @@ class Blocks:
         """Bytes of a block of A and of B."""
         return self.m * self.k_a * self.itemsize, self.k_b * self.n * self.itemsize
 
+    @property
+    def counters(self) -> int:
+        return self.rows + self.cols
+
     def buffers(self) -> tuple[Buffer, ...]:
         """Two versions where a peer may be a call ahead."""
         a, b = self.sizes

@@ -19,6 +19,7 @@ from tilescale.schedules.legal import TURN_ROWS
 from tilescale.schedules.packing import in_packets, packed_bytes
 from tilescale.schedules.ragged import RaggedGeometry, ragged
 from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.slots import shifts_fit, slotted_blocks
 from tilescale.schedules.streaming import stream, units_of
 from tilescale.schedules.sums import WINDOW_BYTES, geometry_of, norm_bytes, summed, sums
 from tilescale.schedules.transports import TRANSPORTS
@@ -113,6 +114,8 @@ def _needed_bytes(spec: Spec, s: Schedule) -> int:
     if exchanges(spec):
         buffers = exchange_geometry(spec, s.direction, s.chunk_rows).buffers()
         return sum(buffer.size * buffer.versions for buffer in buffers)
+    if s.protocol == "credit":
+        return sum(buffer.size * buffer.versions for buffer in slotted_blocks(spec).buffers())
     if spec.local and s.stream_k:
         return _gathered_bytes(spec) + stream(spec, s).size
     return _gathered_bytes(spec)
@@ -356,6 +359,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: not in_blocks(spec) or (
                    s.direction == "push" and s.overlap != "chunked" and s.compute == "generated"
                    and TRANSPORTS[s.transport].agent == "blocks")),
+    Constraint("shifts_in_slots", "what ranks pass on comes in another order than it is multiplied: slots hold all of it",
+               lambda spec, s: s.protocol != "credit" or shifts_fit(spec, s)),
     Constraint("contraction_beside_blocks", "a contraction chunked on streams is copied by blocks; copy engines feed the "
                "fused kernel", lambda spec, s: not (contracts(spec) and s.overlap == "chunked" and
                                                     s.transport == "copy_engine")),
@@ -383,8 +388,6 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: not _ring_of_sums(spec, s) or s.transport == "peer_copy"),
     Constraint("ring_behind_product", "products go round a ring when they are complete: nothing overlaps", lambda spec, s: (
         not (_ring_of_sums(spec, s) and spec.operation.compute == "gemm" and s.overlap != "none"))),
-    Constraint("ring_without_scales", "products that go round a ring have no scales",
-               lambda spec, s: not (_ring_of_sums(spec, s) and spec.operation.extras(spec))),
     Constraint("streams_carry_products", "chunks of a sum on streams are products; without one, they overlap in one kernel",
                lambda spec, s: not (sums(spec) and spec.operation.compute != "gemm" and s.overlap == "chunked")),
     Constraint("chunk_count", f"a rank adds up, or sends a peer, at most {MAX_CHUNKS} chunks",
@@ -411,8 +414,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: not (spec.operation.compute == "gemm" and s.overlap == "fused" and s.compute == "library")),
     Constraint("epilogue_in_kernel", "a library call only multiplies: epilogues of a product without sums are generated",
                lambda spec, s: _generated(spec, s) or spec.operation.compute != "gemm" or sums(spec) or not spec.extended),
-    Constraint("epilogue_at_owner", "epilogues follow a sum that its owner completes, not one that goes round",
-               lambda spec, s: not spec.then or not sums(spec) or s.algorithm in WHOLE_SUMS),
+    Constraint("whole_rows_at_owner", "epilogues of whole rows follow a sum that is added up in one step, not round a ring",
+               lambda spec, s: not any(epilogue.whole_rows for epilogue in spec.epilogues) or s.algorithm in WHOLE_SUMS),
     Constraint("packets_whole", "what goes from a rank to another as packets is whole ones of 8 bytes, as much for all, "
                "of two shots in sums of the type of parts",
                lambda spec, s: s.protocol != "ll" or in_packets(spec, s.algorithm)),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from bisect import insort
 from itertools import pairwise
 
-from tilescale.schedules.plan import Contract, Goal, Plan, Role, Wait
+from tilescale.schedules.plan import Contract, Goal, Pass, Plan, Role, Signal, Wait
 
 ITEM_SIZES = (1, 2, 4, 8)
 BOTH = 2  # of Contract.gathered
+SUM_BYTES = 4  # float32
 Problem = tuple[str, str]  # rule, message
 
 
@@ -71,8 +72,22 @@ def _check_out(plan: Plan, rank: int, step: Contract) -> Problem | None:
     return None
 
 
+def check_pass(plan: Plan, rank: int, step: Pass) -> Problem | None:
+    """Sums of the whole product, in a workspace of the own rank that is theirs alone."""
+    known = {buffer.name: buffer for buffer in plan.buffers}
+    fits = [(part.rank, part.offset, part.size) == (rank, 0, step.m * step.n * SUM_BYTES) and not part.loops
+            and known[part.buffer].role == "workspace" and known[part.buffer].size == part.size
+            and part.buffer not in (step.a.buffer, step.b.buffer) for part in step.sums]
+    if step.gathered != BOTH or fits != [True]:
+        return "gemm_shape", (
+            f"passes over block matrices keep {step.m} x {step.n} sums in float32 in a workspace of rank {rank} that is "
+            f"theirs alone; got {step.sums}")
+    return None
+
+
 def check_groups(role: Role) -> Problem | None:
-    """Groups begin with a step that is first, end with one that is last, are of one product, and else only wait."""
+    """Groups begin with a step that is first, end with one that is last, are of one product, and else only wait; between
+    passes they signal, too."""
     head: Contract | None = None
     for step in role.steps:
         if isinstance(step, Contract):
@@ -82,17 +97,19 @@ def check_groups(role: Role) -> Problem | None:
             if _product(step) != _product(head):
                 return "structure", "the steps of a group are parts of one product"
             head = None if step.last else head
-        elif head is not None and not isinstance(step, Wait):
+        elif head is not None and not isinstance(step, (Wait, Signal) if isinstance(head, Pass) else Wait):
             return "structure", f"between the steps of a group a role only waits; got {type(step).__name__}"
     if head is not None:
         return "structure", "a group of products ends with a step that is marked last"
-    if role.agent == "library" and any(isinstance(step, Contract) and not step.last for step in role.steps):
+    if role.agent == "library" and any(isinstance(step, Pass) or (isinstance(step, Contract) and not step.last)
+                                       for step in role.steps):
         return "structure", "a library call keeps no sums: its product is a group of its own"
     return None
 
 
 def _product(step: Contract) -> tuple[object, ...]:
-    return step.out, None if step.gathered == BOTH else step.local, step.gathered, step.m, step.n
+    sums = step.sums if isinstance(step, Pass) else ()
+    return type(step), sums, step.out, None if step.gathered == BOTH else step.local, step.gathered, step.m, step.n
 
 
 class Sums:

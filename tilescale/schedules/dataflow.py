@@ -20,6 +20,7 @@ from tilescale.schedules.plan import (
     Contract,
     Gemm,
     MultimemStore,
+    Pass,
     Pieces,
     PutPackets,
     Ragged,
@@ -323,6 +324,12 @@ class DataFlow(Following):
                     what = "the blocks of b" if kind == SECOND else "the operand"
                     message = f"must multiply bytes from {first} on of {what}; it reads {_told(piece)}"
                     return self._refuse(rank, work, call, region, message)
+        for part in step.sums if isinstance(step, Pass) else ():
+            left = self._read(part, call)
+            if not step.first and (not _filled(left, part, call) or any(value.kind != PIECE for _, _, value in left)):
+                return self._refuse(rank, work, call, part, "must add to the sums that the pass before has left")
+            if not step.last:
+                self._contents(part.rank, part.buffer, call).write(part.offset, part.end, Value(PIECE, 0, call))
         taken = self.sums.take((rank, work.launch, work.role), step, [(step.at, step.at + step.k)])
         return self._summed(rank, work, step, call, taken)
 

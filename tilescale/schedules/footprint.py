@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from tilescale.schedules.boxes import Box, Grids, axes, box_of, grid_of, meet, remaining, span, whole_of
-from tilescale.schedules.contracting import Problem, check_contract, check_groups
+from tilescale.schedules.contracting import Problem, check_contract, check_groups, check_pass
 from tilescale.schedules.packets import check_buffer, check_launch, check_packets
 from tilescale.schedules.plan import (
     Buffer,
@@ -23,6 +23,7 @@ from tilescale.schedules.plan import (
     MultimemReduce,
     MultimemStore,
     PacketStep,
+    Pass,
     Pieces,
     Plan,
     PutPackets,
@@ -66,6 +67,10 @@ def _accesses(step: Step) -> tuple[Access, ...]:
         return ((step.dst, True),)
     if isinstance(step, Sum):
         return (*((src, False) for src in (*step.srcs, *step.extras)), *((region, True) for region in step.targets))
+    if isinstance(step, Pass):  # which reads what it replaces, a block its own
+        written = (step.out,) if step.last else step.sums
+        return ((step.a, False), (step.b, False), *((part, False) for part in step.sums if step.last),
+                *((region, True) for region in written))
     if isinstance(step, Contract):  # a group stores tile by tile, as early as in its first step
         return ((step.a, False), (step.b, False), *(((step.out, True),) if step.first else ()))
     if isinstance(step, Pieces):  # whole tiles are stored from here on
@@ -117,7 +122,7 @@ def describe(step: Step) -> str:
         return f"{type(step).__name__} {step.m}x{step.n}x{step.k} of {_region(step.a)} to {_region(step.out)}{_then(step)}"
     if isinstance(step, Contract):
         place = "".join(word for word, there in ((", first", step.first), (", last", step.last)) if there)
-        return f"Contract {step.m}x{step.n}x{step.k} of {_region(step.segment)} from {step.at}{place}"
+        return f"{type(step).__name__} {step.m}x{step.n}x{step.k} of {_region(step.segment)} from {step.at}{place}"
     if isinstance(step, Ragged):
         group = f", group {step.group}" if isinstance(step, Grouped) else ""
         then = f", then {', '.join(step.then)}" if isinstance(step, Grouped) and step.then else ""
@@ -285,6 +290,7 @@ def check_steps(plan: Plan) -> Counterexample | None:
         Clear: lambda plan, rank, step: None,
         Gemm: _check_gemm,
         Contract: check_contract,
+        Pass: lambda plan, rank, step: check_contract(plan, rank, step) or check_pass(plan, rank, step),
         Pieces: _check_pieces_of,
         SharedGemm: lambda plan, rank, step: _check_gemm(plan, rank, step) or check_parts(plan, rank, step),
         Sum: _check_sum,

@@ -114,6 +114,11 @@ def _by_packets(spec: Spec, chosen: Partial) -> bool:
             and chosen["algorithm"] in ("direct", "one_shot", "two_shot"))
 
 
+def _in_slots(spec: Spec, chosen: Partial) -> bool:
+    """Whether panels may arrive in slots that are handed back: beside blocks that multiply."""
+    return in_blocks(spec) and chosen["overlap"] == "fused"
+
+
 def _streams(spec: Spec, chosen: Partial) -> bool:
     if grouped(spec):
         return chosen["overlap"] == "fused"
@@ -211,7 +216,8 @@ KNOBS: tuple[Knob, ...] = (
     Knob("cluster_m", (1, 2), 1, _clusters),
     Knob("split_k", (1, 2, 3, 4, 6, 8), 1, _splits),
     Knob("copy_scope", ("block", "warpgroup", "warp"), "block", _scoped),
-    Knob("protocol", ("simple", "ll"), "simple", _by_packets),
+    Knob("protocol", ("simple", "ll", "credit"), "simple", lambda s, c: _by_packets(s, c) or _in_slots(s, c),
+         lambda s: ("simple", "credit") if in_blocks(s) else ("simple", "ll")),
     Knob("stream_k", (0, 1, 2), 0, _streamed),
     Knob("consumers", ("cooperative", "pingpong"), "cooperative", _takes_turns),
 )

@@ -15,6 +15,7 @@ from tilescale.schedules.packing import in_packets, packable
 from tilescale.schedules.plan import PACKET_BYTES
 from tilescale.schedules.ragged import ragged, ragged_geometry
 from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.slots import SLOTS, shifts_fit
 from tilescale.schedules.streaming import stream
 from tilescale.schedules.sums import sums
 from tilescale.schedules.transports import TRANSPORTS
@@ -28,7 +29,7 @@ COMPUTES = ("generated", "library")
 ORDERS = ("peer_major", "chunk_major")
 CONSUMERS = ("cooperative", "pingpong")
 SCOPES = ("block", "warpgroup", "warp")
-PROTOCOLS = ("simple", "ll")
+PROTOCOLS = ("simple", "ll", "credit")
 MAX_BLOCKS = 1 << 16
 MAX_WAVES = 2
 TURN_ROWS = (64, 128)
@@ -70,6 +71,8 @@ def check(spec: object, schedule: object) -> None:
         _check_blocks(schedule)
     if schedule.protocol == "ll":
         _check_packets(known, schedule)
+    if schedule.protocol == "credit":
+        _check_slots(known, schedule)
 
 
 def _check_names(s: Schedule) -> None:
@@ -137,11 +140,9 @@ def _check_ring(spec: Spec, s: Schedule) -> None:
     if spec.operation.compute == "gemm" and s.overlap != "none":
         raise ScheduleError("products go round a ring when they are complete", f"overlap={s.overlap!r}",
                             "use overlap='none'")
-    if spec.operation.extras(spec):
-        raise ScheduleError("products that go round a ring have no scales", spec.label, "use another algorithm")
-    if spec.then:
-        raise ScheduleError("sums that go round a ring have no epilogues", f"then={', '.join(spec.then)}",
-                            "use another algorithm")
+    if any(epilogue.whole_rows for epilogue in spec.epilogues):
+        raise ScheduleError("sums that go round a ring are added up by elements, not by rows",
+                            f"then={', '.join(spec.then)}", "use another algorithm")
 
 
 def _check_exchange(spec: Spec, s: Schedule) -> None:
@@ -212,6 +213,15 @@ def _check_blocks(s: Schedule) -> None:
                             "use direction='push', overlap='fused' or 'none', transport='peer_copy' or 'tma'")
     if s.chunk_rows:
         raise ScheduleError("blocks of matrices travel whole", f"chunk_rows={s.chunk_rows}", "set chunk_rows=0")
+
+
+def _check_slots(spec: Spec, s: Schedule) -> None:
+    if not in_blocks(spec) or s.overlap != "fused":
+        raise ScheduleError("slots are handed back by blocks that multiply panels of block matrices as they come",
+                            f"{spec.op}, overlap={s.overlap!r}", "use protocol='simple'")
+    if not shifts_fit(spec, s):
+        raise ScheduleError(f"what ranks pass on comes in another order than it is multiplied: {SLOTS} slots hold it all",
+                            f"a mesh of {spec.topology.mesh_sizes}", "use protocol='simple'")
 
 
 def _check_packets(spec: Spec, s: Schedule) -> None:

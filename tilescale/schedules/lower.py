@@ -23,6 +23,7 @@ from tilescale.schedules.ragged import ragged, ragged_structure
 from tilescale.schedules.reduce import SumPlan, SumShape, counters, sum_chunked, sum_fused, sum_none
 from tilescale.schedules.ring import RingPlan, ring_sums
 from tilescale.schedules.schedule import Schedule
+from tilescale.schedules.slots import SlottedBlocks, slotted_blocks, slotted_plans
 from tilescale.schedules.sums import SUM_THREADS, WINDOW_BYTES, RingGeometry, geometry_of, norm_bytes, sums
 from tilescale.schedules.transports import TRANSPORTS
 from tilescale.spec.contraction import contracts, in_blocks
@@ -124,13 +125,15 @@ def _exchange_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
 
 
 def _block_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
-    geo, transport = blocks_of(spec), TRANSPORTS[schedule.transport]
+    slots, transport = schedule.protocol == "credit", TRANSPORTS[schedule.transport]
     shape = BlockShape(
         algorithm=ALGORITHMS[schedule.algorithm], fused=schedule.overlap == "fused", depth=schedule.depth,
         comm_blocks=schedule.num_comm_blocks, work_blocks=work_blocks(spec, schedule, share), copy_threads=COPY_THREADS,
         copy_shared=transport.shared_bytes + WINDOW_BYTES)
-    return Plan(op=spec.op, buffers=geo.buffers(), counters=geo.rows + geo.cols, ranks=tuple(block_plans(geo, shape)),
-                goal=geo.goal(), sm_share=share, smem_limit=spec.topology.gpu.smem_bytes)
+    geo = slotted_blocks(spec) if slots else blocks_of(spec)
+    ranks = slotted_plans(geo, shape) if isinstance(geo, SlottedBlocks) else block_plans(geo, shape)
+    return Plan(op=spec.op, buffers=geo.buffers(), counters=geo.counters, ranks=tuple(ranks), goal=geo.goal(),
+                sm_share=share, smem_limit=spec.topology.gpu.smem_bytes)
 
 
 def _packet_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:

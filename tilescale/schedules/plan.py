@@ -264,6 +264,15 @@ class Contract:
 
 
 @dataclass(frozen=True)
+class Pass(Contract):
+    """A Contract of block matrices that is a product of its own: the sums of all tiles, float32, lie in `sums` behind it,
+    where the next Pass of the role reads them, each block what it has left itself. The one that is `first` reads none; the
+    one that is `last` stores `out` and leaves none. Between passes a role may signal, too."""
+
+    sums: tuple[Region, ...] = ()
+
+
+@dataclass(frozen=True)
 class Pieces:
     """Of a product whose tiles the blocks of a role share along the contraction (stream-K): the sums of those pieces of
     tiles that end a tile which another block has begun, left in `parts` in float32.
@@ -325,7 +334,7 @@ class Grouped(Ragged):
 
 PacketStep = PutPackets | SumPackets | GetPackets
 Step = (Copy | Reduce | Clear | Signal | Wait | Gemm | Sum | Contract | Ragged | Grouped | MultimemStore | MultimemReduce
-        | Pieces | SharedGemm | PutPackets | SumPackets | GetPackets | SumAside)
+        | Pieces | SharedGemm | PutPackets | SumPackets | GetPackets | SumAside | Pass)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from tilescale.schedules.plan import (
     Copy,
     Gemm,
     Grouped,
+    Pass,
     Pieces,
     Plan,
     Ragged,
@@ -89,6 +90,7 @@ class _Units:
         self.local = {step.b.buffer for _, step in _steps(plan) if isinstance(step, Gemm)}
         contracts = [step for _, step in _steps(plan) if isinstance(step, Contract)]
         self.local |= {step.out.buffer for step in contracts}  # always whole
+        self.local |= {part.buffer for step in contracts if isinstance(step, Pass) for part in step.sums}
         self.local |= {step.local.buffer for step in contracts if step.gathered != BOTH}
         self.operand, self.row = goal.operand, goal.row_bytes
         rows = {b.name: goal.row_bytes for b in plan.buffers} | _product_rows(plan)
@@ -317,7 +319,7 @@ class _View:
             return ("wait", self.counter(rank, step.counter), step.value)
         regions = [self.region(region) for region, _ in accesses(step)]
         if isinstance(step, Contract):
-            return ("contract", step.gathered, step.first, step.last, *regions)
+            return (type(step).__name__.lower(), step.gathered, step.first, step.last, *regions)
         if isinstance(step, Sum) and not step.carried:
             # The order of the sources is no part of it: every rank adds in the same order.
             read = len(step.srcs) + len(step.extras)

@@ -19,6 +19,7 @@ from tilescale.schedules.plan import (
     Gemm,
     MultimemReduce,
     MultimemStore,
+    Pass,
     Pieces,
     Ragged,
     Reduce,
@@ -28,13 +29,15 @@ from tilescale.schedules.plan import (
 from tilescale.spec.epilogue import EPILOGUES
 
 Ints = npt.NDArray[np.int64]
+TILES = -1  # all passes of a role are dealt alike
 CHUNK = 1 << 22  # entries of one overlap matrix
 
 
 @dataclass(frozen=True)
 class Access:
     """One access of one call: by `agent` at `position`, to a box of a buffer of a rank: bytes low to high where its grid is
-    plain bytes. `walk`: in which order its bytes are taken, 0 for that of memory."""
+    plain bytes. `walk`: in which order its bytes are taken, 0 for that of memory, TILES for sums that a block leaves for
+    itself."""
 
     agent: int
     position: int
@@ -80,6 +83,7 @@ def footprints(model: Model) -> Memory:
             for region, write in accesses(work.step):
                 order = walk_of(region) if region.loops else ()
                 walk = walks.setdefault(order, len(walks) + 1) if len(order) > 1 else 0
+                walk = TILES if isinstance(work.step, Pass) and region in work.step.sums else walk
                 memory.setdefault((region.rank, region.buffer), []).append(
                     Access(index, work.position, grids.box(region), write, work, walk)
                 )
@@ -170,7 +174,7 @@ def _overlaps(model: Model, found: list[Access]) -> Iterator[tuple[Ints, Ints, n
     walk = np.array([a.walk for a in found])
     agent = np.array([a.agent for a in found], dtype=np.int64)
     shared = np.array([a.work is not None and a.work.blocks > 1 for a in found])
-    copies = np.array([a.work is not None and shared_by_bytes(a.work.step) for a in found])
+    copies = np.array([a.work is not None and (shared_by_bytes(a.work.step) or a.walk == TILES) for a in found])
     adds = np.array([a.write and a.work is not None and isinstance(a.work.step, Reduce) for a in found])
     number = np.array([a.work.number if a.work is not None else -1 for a in found])
     ragged = np.array([a.work is not None and isinstance(a.work.step, Ragged) for a in found])

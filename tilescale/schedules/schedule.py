@@ -27,7 +27,8 @@ class Schedule:
     take together, sharing their loads of B. split_k: blocks of a cluster that share the contraction of a tile.
     copy_scope: who puts or gets neighbouring bytes together: the threads of a "block", a "warpgroup" or a "warp".
     consumers: whether the warpgroups that multiply share every tile ("cooperative"), or take turns at them ("pingpong").
-    protocol: "simple" (data, then a signal behind a fence) or "ll" (packets: data and the mark of the call in one store).
+    protocol: "simple" (data, then a signal behind a fence), "ll" (packets: data and the mark of the call in one store) or
+    "credit" (data into slots that the receiver hands back).
     stream_k: last waves of tiles that all blocks share evenly along the contraction (stream-K); 0: none.
     """
 

@@ -273,6 +273,7 @@ class RingGeometry(SumGeometry):
         found = [Buffer("a", "input", s.rows * s.row_bytes)]
         if s.computes:
             found += [Buffer("b", "input", s.b_bytes), Buffer("partial", "workspace", s.rows * s.part_row_bytes)]
+        found += s.extras.buffers
         found += [Buffer("out", "output", (s.rows if s.everywhere else shard) * s.out_row_bytes),
                   Buffer("inbox", "workspace", s.rows * self.carried_row_bytes, True, 1 if s.everywhere else 2)]
         if s.everywhere:
@@ -299,9 +300,10 @@ class RingGeometry(SumGeometry):
         return Sum(sources, self.carried(to, chunk), self.sum.element, CARRIED_DTYPE, carried=CARRIED_DTYPE)
 
     def completed(self, owner: int, chunk: Chunk, target: Region) -> Sum:
-        """The sum so far and the part of its owner, rounded."""
-        sources = (self.carried(owner, chunk), self.part(owner, owner, chunk))
-        return Sum(sources, target, self.sum.element, self.sum.out, carried=CARRIED_DTYPE)
+        """The sum so far and the part of its owner, behind the epilogues, rounded."""
+        sources, extras = (self.carried(owner, chunk), self.part(owner, owner, chunk)), self.sum.extras
+        return Sum(sources, target, self.sum.element, self.sum.out, extras.of_sum(self.output(owner, chunk)), extras.then,
+                   CARRIED_DTYPE)
 
 
 @lru_cache(maxsize=256)

@@ -30,7 +30,8 @@ LIMITS = (
     "block, a wait acquires them, half a packet arrives as a whole); the inside of a step (threads, pipelines, element "
     "types, rounding, the order of a sum); "
     "that the kernel text carries out the plan (the emulator's conformance shows it); that streams of a rank and their "
-    "launches run side by side; more calls than those unrolled; two calls at a time on one workspace; of ragged steps, how "
+    "launches run side by side; that a block takes the same tiles in every pass over panels (each emulation shows it); "
+    "more calls than those unrolled; two calls at a time on one workspace; of ragged steps, how "
     "blocks share what they touch and which rows they touch inside the segments that they may (emulations of several "
     "routings show it)."
 )

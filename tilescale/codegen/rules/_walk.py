@@ -39,7 +39,8 @@ _CONSTANT = re.compile(r"(?:C|Config) :: (\w+)")
 # Which other texts do not have.
 _OPTIONAL = {"Contracts < C > :: value": "contracts", "Moe < C > :: value": "has_moe", "Streams < C > :: value": "stream_k",
              "WarpProducts < C > :: value": "mma_sync", "Packets < C > :: value": "packets",
-             "Grouped < C > :: value": "has_groups", "Pingpong < C > :: value": "pingpong"}
+             "Grouped < C > :: value": "has_groups", "Pingpong < C > :: value": "pingpong",
+             "Slotted < C > :: value": "slotted"}
 _COMPARED = re.compile(r"(?:C|Config) :: (\w+) (>|==|!=) (\d+)u?")
 _ORDERS: dict[str, Callable[[int, int], bool]] = {">": operator.gt, "==": operator.eq, "!=": operator.ne}
 # One thread of a block, of those that multiply, or a wait: waits that follow each other are waited for side by side.

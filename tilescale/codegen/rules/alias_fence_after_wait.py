@@ -9,7 +9,7 @@ from tilescale.codegen.rules._parse import Block, Branch, Call, Function, Leave,
 
 WAIT, FENCE = "wait_step", "fence_alias"
 # Of operations that have no schedules through a switch.
-PLAIN_ROLES = {"moe_role", "contract_producer", "load_tile", "wait_left", "grouped_producer"}
+PLAIN_ROLES = {"moe_role", "load_tile", "wait_left", "grouped_producer"}
 
 
 def read(functions: Sequence[Function]) -> Iterable[tuple[str, str]]:

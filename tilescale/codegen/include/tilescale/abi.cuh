@@ -62,6 +62,9 @@ struct Step {
   // A gemm that is a segment of a contraction (contract.cuh): counter is its shard in the map of what is sent, size that in the
   // map of the local operand, source_offset its first index in the shard, per_call how many there are, rows those of the
   // output, peer 1 in the first segment of a product, 2 in the last, 3 in an only one.
+  // A panel of block matrices that arrives in slots: counter and size are its places among the slots, or in the own block of
+  // A where source has 1, of B where it has 2. Where sums wait in memory, peer is 2, and 4 where they are read, and 8 where
+  // they are left, in the pointer slot value.
 };
 
 // What one block of a launch does.

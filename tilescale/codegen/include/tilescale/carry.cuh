@@ -30,9 +30,9 @@ template <class C> struct CarriedUnit {
 };
 
 // `kUnits` units from `first`, `stride` apart. `carried`: the sum so far, null where this part begins it; `complete`: it is
-// rounded.
+// rounded, behind the epilogues.
 template <class C, int kUnits>
-TS_DEV void carry_units(const u8* carried, const u8* part, u8* to, bool complete, u64 first, u64 stride) {
+TS_DEV void carry_units(const Results& results, const u8* carried, const u8* part, u8* to, bool complete, u64 first, u64 stride) {
   typedef CarriedUnit<C> Unit;
   typedef typename Unit::Part Part;
   alignas(16) float sums[kUnits][Unit::kElements];
@@ -52,6 +52,7 @@ TS_DEV void carry_units(const u8* carried, const u8* part, u8* to, bool complete
   for (int u = 0; u < kUnits; ++u) {
     Part::add(sums[u], held[u]);
     if (complete) {
+      if constexpr (EpilogueOf<C>::any) finish_elements<C>(results, (first + u * stride) * Unit::kElements, sums[u]);
       Part::write(to + (first + u * stride) * Part::kOutBytes, sums[u]);
     } else {
       Unit::write(to + (first + u * stride) * Unit::kBytes, sums[u]);
@@ -68,6 +69,7 @@ template <class C> TS_DEV void carry_step(const Call& call, const Step& step, co
   const u8* part = call.at(last.source, last.source_offset);
   const u8* carried = begun ? nullptr : call.at(sources[0].source, sources[0].source_offset);
   u8* to = call.at(step.target, step.target_offset);
+  const Results results{&call, step.source_offset, call.args->n};
   const Share share = share_of(step.size / C::sum_unit, me.index, me.gang);
   if constexpr (C::link_clock) {
     if (thread() == kThreads) {
@@ -78,8 +80,8 @@ template <class C> TS_DEV void carry_step(const Call& call, const Step& step, co
   if (thread() < kThreads) {
     u64 i = share.begin + thread();
     for (; i + (kUnroll - 1) * (u64)kThreads < share.end; i += kUnroll * (u64)kThreads)
-      carry_units<C, kUnroll>(carried, part, to, complete, i, kThreads);
-    for (; i < share.end; i += kThreads) carry_units<C, 1>(carried, part, to, complete, i, kThreads);
+      carry_units<C, kUnroll>(results, carried, part, to, complete, i, kThreads);
+    for (; i < share.end; i += kThreads) carry_units<C, 1>(results, carried, part, to, complete, i, kThreads);
   }
   if constexpr (C::link_clock) sync();
 }

@@ -9,7 +9,13 @@ namespace ts {
 template <class C, class = void> struct Contracts { static constexpr bool value = false; };
 template <class C> struct Contracts<C, typename Void<C::contracts>::type> { static constexpr bool value = C::contracts; };
 
-constexpr u32 kLastSegment = 2u;  // in Step::peer
+// Whether panels arrive in slots, which are handed back, and own blocks are multiplied where they lie.
+template <class C, class = void> struct Slotted { static constexpr bool value = false; };
+template <class C> struct Slotted<C, typename Void<C::slotted>::type> { static constexpr bool value = C::slotted; };
+
+// In Step::peer. Sums of a product may lie in memory before its segments, or be left there behind them.
+constexpr u32 kLastSegment = 2u, kAddsSums = 4u, kLeavesSums = 8u;
+constexpr u32 kOwnA = 1u, kOwnB = 2u;  // in Step::source, of slots
 
 // Rows [from, end) of a block are a product: its segments, and the waits before them.
 struct Segments { u32 from, end; };
@@ -29,11 +35,11 @@ template <class C> TS_DEV u32 blocks_of_k(const Step& step) { return (step.per_c
 // tile comes in slabs of 64 of the other one, else in columns of 64 of the contraction.
 template <class C>
 TS_DEV void load_segment(const Call& call, const Maps& maps, const Step& step, u8* stage, u64* full, u32 k, TilePosition tile) {
-  const u32 odd = step.value == 2u ? call.calls & 1u : 0u;
-  const TensorMap* sent = &maps.a[step.source + odd];
+  const u32 odd = !Slotted<C>::value && step.value == 2u ? call.calls & 1u : 0u;
+  const TensorMap* sent = &maps.a[(Slotted<C>::value ? step.source & kOwnA : step.source) + odd];
   const TensorMap* map_a = C::sent == 1 ? &maps.b : sent;
   const TensorMap* map_b = C::sent == 1 ? sent : &maps.b;
-  if constexpr (C::sent == 2) map_b = odd != 0u ? &maps.b : &maps.a[2];
+  if constexpr (C::sent == 2) map_b = (odd | (step.source & kOwnB)) != 0u ? &maps.b : &maps.a[2];
   const int shard_a = (int)(C::sent == 1 ? (u32)step.size : step.counter), shard_b = (int)(C::sent == 1 ? step.counter : (u32)step.size);
   const int at = (int)((u32)step.source_offset + k), row = (int)(tile.m * C::block_m), column = (int)(tile.n * C::block_n);
   u8* b = stage + GemmLayout<C>::a_bytes;
@@ -55,13 +61,24 @@ TS_DEV void load_segment(const Call& call, const Maps& maps, const Step& step, u
   }
 }
 
-// `waits`: for every segment, before it is read; later tiles of the block find it here.
+// Until all that was asked for is in shared memory: what it was read from may be written again.
 template <class C>
+TS_DEV void await_loads(const Call& call, const Step& step, const Ring<C::num_stages>& ring, u64* full) {
+  u32 s = 0;
+  do {
+    barrier_wait(call, step, &full[s], s < ring.stage ? ring.parity : ring.parity ^ 1u);
+  } while (++s < (u32)C::num_stages);
+}
+
+// `waits`: for every segment, before it is read, and tells of slots that are free; later tiles of the block find both done.
+// `kLoads`: a block without a tile waits and tells as the others do.
+template <class C, bool kLoads = true>
 TS_DEV void load_tile(const Call& call, const Maps& maps, const Block& me, Segments rows, TilePosition tile, bool waits,
                       Ring<C::num_stages>& ring, u8* smem, u64* full, u64* empty) {
+  bool told = false;
   for (u32 i = rows.from; i < rows.end; ++i) {
     const Step step = step_of<C>(call, me, i);
-    if (step.kind == kWait) {
+    if (step.kind != kGemm) {
       if (!waits) continue;
     }
     step_begin(step.id);
@@ -69,13 +86,17 @@ TS_DEV void load_tile(const Call& call, const Maps& maps, const Block& me, Segme
       wait_step(call, step);
       fence_async_global();  // what the acquire has made visible is read by the asynchronous proxy next
     } else if (step.kind == kGemm) {
-      const u32 count = blocks_of_k<C>(step);
+      const u32 count = kLoads ? blocks_of_k<C>(step) : 0u;
       for (u32 k = 0; k < count; ++k) {
         barrier_wait(call, step, &empty[ring.stage], ring.parity ^ 1u);
         load_segment<C>(call, maps, step, smem + ring.stage * GemmLayout<C>::stage_bytes, &full[ring.stage], k * C::block_k, tile);
         ring.next();
       }
+    } else if constexpr (Slotted<C>::value) {
+      if (!told) await_loads<C>(call, step, ring, full);
+      signal_step(call, step, !told);
     }
+    told = step.kind == kSignal;
     step_end();
   }
 }
@@ -89,15 +110,7 @@ TS_DEV void contract_producer(const Call& call, const Maps& maps, const Block& m
       load_tile<C>(call, maps, me, rows, tile, waits, ring, smem, full, empty);
       waits = false;
     });
-    if (!waits) continue;
-    for (u32 i = rows.from; i < rows.end; ++i) {  // without a tile it still ends behind all that it waits for
-      const Step step = step_of<C>(call, me, i);
-      if (step.kind != kWait) continue;
-      step_begin(step.id);
-      wait_step(call, step);
-      fence_async_global();
-      step_end();
-    }
+    if (waits) load_tile<C, false>(call, maps, me, rows, TilePosition{0u, 0u}, true, ring, smem, full, empty);
   }
 }
 
@@ -158,6 +171,47 @@ TS_DEV void contract_tile(const Call& call, const Block& me, Segments rows, floa
   }
 }
 
+struct alignas(8) SumPair { float x, y; };
+
+// The sums of 64 rows of a tile and `base`, rows of float32, of an even number: what is there is added, or they are left
+// there. A thread finds what it has left itself.
+template <class C>
+TS_DEV void add_sums(const u8* base, u32 row, u32 rows, u32 column, u32 n, float (&acc)[C::block_n / 2]) {
+  const u32 t = thread() % 128, first = row + t / 32 * 16 + t % 32 / 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const u32 r = first + half * 8;
+    if (r < rows) {
+#pragma unroll
+      for (int j = 0; j < C::block_n / 8; ++j) {
+        if (j % kLoadsAhead == 0) load_fence();
+        const u32 c = column + j * 8 + t % 4 * 2;
+        if (c < n) {
+          const SumPair held = load((const SumPair*)base + ((u64)r * n + c) / 2u);
+          acc[4 * j + 2 * half] += held.x;
+          acc[4 * j + 2 * half + 1] += held.y;
+        }
+      }
+    }
+  }
+}
+
+template <class C>
+TS_DEV void leave_sums(u8* base, u32 row, u32 rows, u32 column, u32 n, const float (&acc)[C::block_n / 2]) {
+  const u32 t = thread() % 128, first = row + t / 32 * 16 + t % 32 / 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const u32 r = first + half * 8;
+    if (r < rows) {
+#pragma unroll
+      for (int j = 0; j < C::block_n / 8; ++j) {
+        const u32 c = column + j * 8 + t % 4 * 2;
+        if (c < n) store((SumPair*)base + ((u64)r * n + c) / 2u, SumPair{acc[4 * j + 2 * half], acc[4 * j + 2 * half + 1]});
+      }
+    }
+  }
+}
+
 template <class C> TS_DEV void contract_consumer(const Call& call, const Maps& maps, const Block& me, u8* smem, u64* full, u64* empty) {
   constexpr int kSubtiles = GemmLayout<C>::subtiles;
   const u32 warpgroup = thread() / 128 - 1;
@@ -171,9 +225,20 @@ template <class C> TS_DEV void contract_consumer(const Call& call, const Maps& m
     for_tiles<C>(call, step, me, [&](TilePosition tile, KRange range, const Stream& stream) {
       float acc[kSubtiles][C::block_n / 2];
       contract_tile<C>(call, me, rows, acc, ring, smem, full, empty);
+      const u32 row = tile.m * C::block_m + warpgroup * kSubtiles * 64, column = tile.n * C::block_n;
+      if constexpr (Slotted<C>::value) {
+        if ((step.peer & (kAddsSums | kLeavesSums)) != 0u) {
+          u8* sums = call.at(step.value, 0u);
 #pragma unroll
-      for (int s = 0; s < kSubtiles; ++s)
-        store_rows<C>(acc[s], staging, &maps.out, out, tile.m * C::block_m + (warpgroup * kSubtiles + s) * 64, tile.n * C::block_n);
+          for (int s = 0; s < kSubtiles; ++s) {
+            if ((step.peer & kAddsSums) != 0u) add_sums<C>(sums, row + s * 64, out.rows, column, out.n, acc[s]);
+            if ((step.peer & kLeavesSums) != 0u) leave_sums<C>(sums, row + s * 64, out.rows, column, out.n, acc[s]);
+          }
+        }
+        if ((step.peer & kLeavesSums) != 0u) return;
+      }
+#pragma unroll
+      for (int s = 0; s < kSubtiles; ++s) store_rows<C>(acc[s], staging, &maps.out, out, row + s * 64, column);
     });
     step_end();
   }
