@@ -31,7 +31,7 @@ struct Config {
   static constexpr bool clusters = false;
   static constexpr bool splits = false;
   static constexpr bool b_row_major = true;
-  static constexpr bool in_flight = false;
+  static constexpr bool in_flight = true;
   static constexpr bool store_staged = true;
   static constexpr bool store_tensor = true;
   static constexpr int store_versions = 1;
