@@ -222,7 +222,7 @@ def test_parts_that_do_not_suit_packets_are_ruled_out(spec: Spec, constraint: st
 
 
 @pytest.mark.parametrize(("spec", "schedule", "message"), [
-    (summed(2), replace(LL, protocol="ll128"), r"protocol is one of simple, ll; got: 'll128'"),
+    (summed(2), replace(LL, protocol="ll128"), r"protocol is one of simple, ll, credit; got: 'll128'"),
     (summed(2), replace(LL, direction="pull"), r"and store at their peers; got: all_reduce, direction='pull'"),
     (summed(3, to=FullRow), replace(LL, algorithm="ring"), r"got: reduce_scatter, algorithm='ring'"),
     (gemm_rs((128, 128, 256), 2, out="Replicate"), replace(LL, compute="library"), "store at their peers; got: gemm_ar"),

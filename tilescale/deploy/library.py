@@ -152,10 +152,10 @@ class Unfused:
         return total if rows == own else rows * world
 
     def __call__(self, inputs: Sequence[Any], out: Any, *beside: Any) -> None:
-        """Fill `out` from operands of this rank, and `beside` with the others of Spec.outputs. Collective; every rank
-        passes shapes that go together. With epilogues the sum is kept in fp32 until these have been applied, as in the
-        kernels."""
-        gathered = beside[0] if self._spec.operation.beside(self._spec) else None
+        """Fill `out` from operands of this rank, and `beside` with the others of Spec.outputs, where these are given.
+        Collective; every rank passes shapes that go together. With epilogues the sum is kept in fp32 until these have been
+        applied, as in the kernels."""
+        gathered = beside[0] if beside and self._spec.operation.beside(self._spec) else None
         if not self._spec.then:
             self._fill(inputs, out, gathered)
             return
@@ -165,7 +165,7 @@ class Unfused:
         self._fill(inputs[: count + len(self._spec.operation.extras(self._spec))], wide, gathered)
         made, others = both(torch, self._spec, wide, inputs[count:])
         out.copy_(made)
-        for target, other in zip(beside[len(beside) - len(others):], others, strict=True):
+        for target, other in zip(beside[len(beside) - len(others):] if beside else (), others, strict=bool(beside)):
             target.copy_(other)
 
     def _fill(self, inputs: Sequence[Any], out: Any, gathered: Any) -> None:

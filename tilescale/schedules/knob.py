@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from tilescale.errors import ScheduleError, nearest
 from tilescale.schedules import tile
 from tilescale.schedules.algorithms import ALGORITHMS
-from tilescale.schedules.geometry import gathers_everywhere
 from tilescale.schedules.grouped import grouped
 from tilescale.schedules.packing import packable
 from tilescale.schedules.ragged import ragged
@@ -177,7 +176,7 @@ def _columns(spec: Spec) -> tuple[Value, ...]:
 def _evener(spec: Spec) -> tuple[int, ...]:
     """Widths whose waves of tiles take less time than those of the widest, where rows of A are gathered or products added
     up: of few tiles the last wave of wide ones is nearly empty."""
-    if len(spec.inputs) != 2 or in_blocks(spec) or not (gathers_everywhere(spec) or sums(spec)):
+    if len(spec.inputs) != 2 or not (spec.op == "ag_gemm" or sums(spec)):
         return ()
     rows, columns = spec.mnk[0], spec.inputs[1].local_shape(0, spec.world)[1]
 

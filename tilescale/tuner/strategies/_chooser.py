@@ -11,7 +11,7 @@ from tilescale.costmodel.gaussian import Floats, Gaussian
 
 # The best candidate of a family is measured first where it is expected within this factor of the best of all.
 OPENING_FACTOR = 1.5
-OPENINGS = 8
+OPENINGS = 6
 # Every so many choices one is made for what it teaches, not for what it promises.
 EXPLORE_EVERY = 8
 # The bound lies a random number of standard deviations below the mean, at most this many.
