@@ -111,6 +111,8 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
     "product": (gemm_rs((304, 304, 816), 2, out="Partial", on=_ON), LOCAL),
     "tall tiles": (  # whose warpgroups wait for their own products
         gemm_rs((304, 304, 816), 2, out="Partial", on=_ON), replace(LOCAL, block_m=256, num_stages=3)),
+    "tall tiles in clusters": (
+        gemm_rs((520, 304, 816), 2, out="Partial", on=_ON), replace(LOCAL, block_m=256, num_stages=3, cluster_m=2)),
     "product in clusters": (
         gemm_rs((304, 304, 816), 2, out="Partial", on=_ON), replace(LOCAL, block_m=128, cluster_m=2)),
     "product in clusters, col": (

@@ -201,7 +201,7 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "gemm.cuh": {
         "gemm_producer": ("fused pull", "gemm", "parts", "product"), "load_b": (*_CLUSTERS, "row", "gemm"),
         "load_stage": ("gemm", *_CLUSTERS),
-        **dict.fromkeys(("release", "release_previous"), (*_CLUSTERS, "gemm")),
+        **dict.fromkeys(("release", "release_previous"), (*_CLUSTERS, "gemm", "tall tiles in clusters")),
         "for_tiles": (*_CLUSTERS, "streamed in clusters", *_TILES),
         "tiles_of": (*_STREAMED, *_TURNS),
         "k_range": ("shared contraction",),
