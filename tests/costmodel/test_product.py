@@ -29,10 +29,11 @@ def test_a_contraction_is_shared_where_tiles_are_few_and_it_is_long() -> None:
 
 
 def test_shared_tiles_take_longer_than_measured_whole_ones_and_less_so_in_clusters() -> None:
-    spec = local_gemm((8192, 8192, 4096))
-    short = replace(BASE, block_m=128)  # 2048 tiles are 15 waves of 132 and 68 tiles
+    spec, whole = local_gemm((8192, 8192, 4096)), local_gemm((4096, 8448, 4096))
+    short = replace(BASE, block_m=128)  # 2048 tiles are 15 waves of 132 and 68 tiles; 1056 are 8 waves
     alone, pairs = (product_us(spec, replace(short, stream_k=2, cluster_m=size)) for size in (1, 2))
     assert product_us(spec, short) < pairs < alone
+    assert product_us(whole, short) < product_us(whole, replace(short, stream_k=2))
 
 
 def test_stores_beneath_products_cost_less_where_there_are_many_waves() -> None:
