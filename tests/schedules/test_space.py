@@ -13,6 +13,7 @@ from tilescale.codegen.emit import emit
 from tilescale.errors import ScheduleError, SpecError
 from tilescale.schedules.constraints import CONSTRAINTS, first_broken
 from tilescale.schedules.knob import BY_NAME, KNOBS, canonical
+from tilescale.schedules.lower import lower
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import space
 from tilescale.spec.op import Spec, matmul, moe_dispatch
@@ -173,3 +174,8 @@ def test_tiles_of_other_widths_are_there_where_they_fill_waves() -> None:
 
     assert 160 in widths(ag_gemm((512, 10240, 8192), 8))
     assert widths(ag_gemm((8192, 10240, 8192), 8)) == {128, 256}
+    before = Topology.named("4xA100-NVLink", ranks=4)  # whose warps have tiles of fewer widths
+    for shape in ((512, 10240, 8192), (512, 5120, 4096), (256, 7168, 1024)):
+        spec = ag_gemm(shape, 4, on=before)
+        tiles = {(s.block_m, s.block_n, s.num_stages): s for s in space(spec) if s.compute == "generated"}
+        assert all(lower(spec, schedule) for schedule in tiles.values())

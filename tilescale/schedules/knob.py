@@ -183,7 +183,8 @@ def _evener(spec: Spec) -> tuple[int, ...]:
     def cost(width: int) -> int:
         return -(-(-(-rows // 128) * -(-columns // width)) // spec.topology.sm_share) * width
 
-    return tuple(width for width in EVENER if cost(width) <= EVENER_GAIN * cost(256))
+    able = set(EVENER) & set(WARP_COLUMNS) if tile.mma_sync(spec) else EVENER
+    return tuple(width for width in EVENER if width in able and cost(width) <= EVENER_GAIN * cost(256))
 
 
 def _depths(spec: Spec) -> tuple[Value, ...]:
