@@ -36,7 +36,7 @@ def product(op: str, *then: str, ranks: int = 2, rows: int = 80, columns: int = 
                   Topology.named("8xH200-NVSwitch", ranks=ranks), then=then, **other)
 
 
-def summed(to: object, *then: str, ranks: int = 2, shape: tuple[int, int] = (37, 20)) -> Spec:
+def summed(to: object, *then: str, ranks: int = 2, shape: tuple[int, ...] = (37, 20)) -> Spec:
     return redistribute(Tensor(shape, "bfloat16", Partial), to, Topology.named("8xH200-NVSwitch", ranks=ranks), then=then)
 
 
@@ -89,6 +89,16 @@ CASES: dict[str, tuple[Spec, Schedule]] = {
         COPY, algorithm="two_shot", transport="copy_engine", num_comm_blocks=0)),
     "all_reduce, both of odd columns": (summed(Replicate, "add_rmsnorm", shape=(5, 77)),
                                         replace(COPY, algorithm="one_shot")),
+    "all_reduce of less than a row a rank": (summed(Replicate, "bias", "silu", ranks=3, shape=(2, 40)),
+                                             replace(COPY, algorithm="two_shot")),
+    "all_reduce round a ring, of less than a row a rank": (summed(Replicate, "bias", ranks=4, shape=(1, 33)),
+                                                           replace(COPY, algorithm="ring")),
+    "all_reduce in packets, of less than a row a rank": (summed(Replicate, "bias", shape=(1, 32)), replace(
+        COPY, algorithm="two_shot", protocol="ll")),
+    "all_reduce whose last chunks are less than a row": (summed(Replicate, "bias", "accumulate", ranks=3, shape=(10, 20)),
+                                                         replace(COPY, algorithm="two_shot", overlap="fused",
+                                                                 chunk_rows=2)),
+    "reduce_scatter of a vector": (summed(FullRow, "bias", "gelu", ranks=3, shape=(50,)), COPY),
     "reduce_scatter, both": (summed(FullRow, "add_rmsnorm", ranks=4), COPY),
     "reduce_scatter, both on eight": (summed(FullRow, "add_rmsnorm", ranks=8, shape=(17, 24)), COPY),
 }

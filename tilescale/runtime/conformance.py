@@ -56,6 +56,9 @@ def deviations(plan: Plan, program: Program, report: RunReport, calls: int, firs
                     found = _within(found, wanted)
                 if isinstance(step, Gemm) and partly:
                     found = _partly(found, wanted, partly)
+                if isinstance(step, Sum):
+                    # Of a number a column, a sum of less than a row reads those of its own columns.
+                    found = _partly(found, wanted, {each.buffer for each in step.extras if each.size > step.dst.size})
                 if isinstance(step, Contract) and step.gathered != BOTH:
                     found = _of_inputs(found, wanted, (step.local,))
                 if isinstance(step, Pieces | SharedGemm):

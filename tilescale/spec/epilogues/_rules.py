@@ -34,4 +34,4 @@ def product_columns(spec: Spec) -> int | Dim:
 def column_view(spec: Spec) -> View:
     """How a row of numbers, one a column of the output, lies on the ranks."""
     output = spec.output
-    return Shard(0) if output.shard_dim == output.ndim - 1 and output.ndim > 1 else Replicate
+    return Shard(0) if output.shard_dim == output.ndim - 1 else Replicate
