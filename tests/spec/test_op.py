@@ -229,6 +229,9 @@ def test_kernels_have_limits_that_are_stated() -> None:
     i8 = Tensor((16, 16), "int8", Replicate)
     then = matmul(i8, i8, Replicate, T4, then=["gelu"])
     assert "epilogues end in bfloat16" in then.without_kernels
+    for m, n in ((13, 16), (16, 18)):  # shards that differ have no kernels, where nothing is sent
+        a, b, out = (FullRow, Replicate, FullRow) if m % 4 else (Replicate, FullCol, FullCol)
+        assert "pad to sizes that the ranks divide" in matmul(bf16(m, 16, a), bf16(16, n, b), out, T4).without_kernels
     with pytest.raises(SpecError, match=r"gemm has kernels for this declaration.*apply them with torch"):
         then.require_kernels()
 

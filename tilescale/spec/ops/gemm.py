@@ -20,6 +20,8 @@ def _flops(spec: Spec) -> int:
 def _limits(spec: Spec) -> str:
     if spec.inputs[0].order != "row":
         return 'kernels read whole rows of A: declare A with order="row"'
+    if any(len({tensor.local_shape(rank, spec.world) for rank in range(spec.world)}) > 1 for tensor in spec.inputs):
+        return "every rank multiplies as much: pad to sizes that the ranks divide, or declare what one holds as Replicate"
     return ""
 
 
