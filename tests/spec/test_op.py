@@ -257,6 +257,10 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: matmul(A, B, FullCol, T4, out_dtype="bf16"), "a dtype is known"),
     (lambda: matmul(A, B, FullCol, T4, then=["swiglou"]), "did you mean 'swiglu'"),
     (lambda: matmul(A, B, FullCol, T4, then="gelu"), "write then=['gelu']"),
+    (lambda: matmul(A, B, FullCol, T4, then=[["bias"]]), "names; got: [['bias']]; such as"),  # type: ignore[list-item]
+    (lambda: redistribute(A, Replicate, T4, then=3), "then is a sequence of epilogue names; got: 3"),  # type: ignore[arg-type]
+    (lambda: redistribute(A, FullCol, T4, transpose=1), "0..1; got: 1; for example (1, 0)"),  # type: ignore[arg-type]
+    (lambda: redistribute(A, FullCol, T4, transpose=(True, False)), "0..1; got: (True, False)"),
     (lambda: matmul(A, B, FullCol, T4, deterministic=1), "deterministic is True or False"),  # type: ignore[arg-type]
     (lambda: matmul(A, B, FullCol, "8xH200-NVSwitch"), "topology is a Topology or a DeviceMesh"),
     (lambda: matmul(A, B, FullCol, ONE), "between at least two ranks; got: 1 rank of 8xH200-NVSwitch"),
@@ -276,7 +280,7 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: shift(A, 4, T4), "no multiple of the world; got: k=4, world 4"),
     (lambda: shift(bf16(15, 16, FullRow), 1, T4), "even shards; got: 15 over 4"),
     (lambda: moe_dispatch(A, 6, 2, T4), "experts lie evenly on the ranks; got: 6 over 4"),
-    (lambda: moe_dispatch(A, 8, 9, T4), "top_k is at most"),
+    (lambda: moe_dispatch(A, 8, 9, T4), "top_k=9, experts=8; use 1 to 8"),
     (lambda: moe_dispatch(A, 8, 0, T4), "top_k is a positive integer"),
     (lambda: moe_dispatch(A, 8, 2, T4, routing="skewed"), "routing is uniform, histogram:WEIGHTS or trace:FILE#DIGEST"),
     (lambda: moe_dispatch(A, 8, 2, T4, routing="histogram:1,2"), "a weight for every expert"),

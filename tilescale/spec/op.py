@@ -296,10 +296,15 @@ def _declare(
 ) -> Spec:
     ranks, (*tensors_bare, output) = resolve(topology, (*tensors, output))
     op = derive(declaration, tensors_bare, output)
-    if isinstance(then, str):
-        raise SpecError("then is a sequence of epilogue names", repr(then), f"write then=[{then!r}]")
+    _check_then(then)
     pairs = tuple(attributes.items())
     return Spec(op, tuple(tensors_bare), output, ranks, inputs, deterministic, tuple(then), pairs)
+
+
+def _check_then(then: object) -> None:
+    if isinstance(then, str) or not isinstance(then, Sequence) or not all(isinstance(name, str) for name in then):
+        remedy = f"write then=[{then!r}]" if isinstance(then, str) else 'such as ["bias", "silu"], or leave it out'
+        raise SpecError("then is a sequence of epilogue names", repr(then), remedy)
 
 
 def _tensor(name: str, value: object) -> Tensor:
@@ -376,8 +381,7 @@ def _check_factors(a: Tensor, b: Tensor) -> None:
 def _columns(b: Tensor, then: Sequence[str]) -> int | Dim:
     """Columns of the output: those of B, or half of them where an epilogue makes one of two."""
     columns = b.shape[-1]
-    if not isinstance(then, Sequence):
-        raise SpecError("then is a sequence of epilogue names", repr(then), "leave it out for none")
+    _check_then(then)
     halves = any(name in EPILOGUES and EPILOGUES[name].halves for name in then)
     return columns // 2 if halves and not isinstance(columns, Dim) else columns
 
@@ -396,9 +400,10 @@ def _same_dtype(tensor: Tensor, out_dtype: object) -> None:
 
 
 def _permutation(transpose: Sequence[int], ndim: int) -> tuple[int, ...]:
-    order = tuple(transpose)
-    if sorted(order) != list(range(ndim)):
-        raise SpecError(f"transpose is a permutation of 0..{ndim - 1}", order, "for example (1, 0, 2)")
+    order = tuple(transpose) if isinstance(transpose, Sequence) else ()
+    if any(isinstance(dim, bool) or not isinstance(dim, int) for dim in order) or sorted(order) != list(range(ndim)):
+        raise SpecError(f"transpose is a permutation of 0..{ndim - 1}", repr(transpose),
+                        f"for example {tuple(reversed(range(ndim)))}")
     return order
 
 

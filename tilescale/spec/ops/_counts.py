@@ -42,7 +42,7 @@ def count_attribute(spec: Spec, name: str) -> int:
     """A positive integer attribute; SpecError where it is none."""
     value = spec.attribute(name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise SpecError(f"{spec.op}: {name} is a positive integer", repr(value), "correct it")
+        raise SpecError(f"{spec.op}: {name} is a positive integer", repr(value), "for example 8")
     return value
 
 

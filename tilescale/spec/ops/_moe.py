@@ -46,7 +46,8 @@ def check_experts(spec: Spec) -> None:
     if experts % spec.world:
         raise SpecError("experts lie evenly on the ranks", f"{experts} over {spec.world}", "use another world")
     if top_k > experts:
-        raise SpecError("top_k is at most the number of experts", f"top_k={top_k}, experts={experts}", "correct it")
+        raise SpecError("top_k is at most the number of experts", f"top_k={top_k}, experts={experts}",
+                        f"use 1 to {experts}")
     if spec.dims:
         raise SpecError("sizes of dispatch and combine are numbers", ", ".join(map(str, spec.dims)),
                         "declare the most tokens, and pass -1 as the experts of those that a call lacks")
