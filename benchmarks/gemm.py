@@ -1,6 +1,6 @@
 """Local products of 512 to 8192 rows against torch.mm.
 
-    python benchmarks/gemm.py [--trials N] [--rounds N] [--seconds S] [-m M ...] [-o FILE] [--keep-older]
+    python benchmarks/gemm.py [--trials N] [--rounds N] [--seconds S] [-m M ...] [--only TEXT ...] [-o FILE] [--keep-older]
 """
 
 from __future__ import annotations

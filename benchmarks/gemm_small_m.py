@@ -1,6 +1,7 @@
 """Local products of 1 to 64 rows against torch.mm, and against a plain read of the weights, with cold caches.
 
-    python benchmarks/gemm_small_m.py [--trials N] [--rounds N] [--seconds S] [-m M ...] [-o FILE] [--keep-older]
+    python benchmarks/gemm_small_m.py [--trials N] [--rounds N] [--seconds S] [-m M ...] [--only TEXT ...]
+        [-o FILE] [--keep-older]
 """
 
 from __future__ import annotations

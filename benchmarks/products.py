@@ -72,6 +72,8 @@ def arguments(description: str | None, name: str, rounds: int, rows_m: Sequence[
     parser.add_argument("--rounds", type=int, default=rounds, help="turns of both sides")
     parser.add_argument("--seconds", type=float, default=1800.0, help="no row is begun after so many")
     parser.add_argument("-m", type=int, nargs="+", default=list(rows_m))
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT",
+                        help='rows whose name, such as "llama-3-8b mlp_up M=512", holds one of these texts')
     parser.add_argument("-o", "--output", type=Path, default=RESULTS / f"{name}.json",
                         help="rows of the same sources that are there are kept and not measured again")
     parser.add_argument("--db", help="a performance database: searches learn from earlier rows and runs")
@@ -89,7 +91,8 @@ def measure(found: written.Written, given: argparse.Namespace) -> None:
     """A row for every layer and M that `found` lacks, written when it is there, until `given.seconds` are over."""
     topology = ts.Topology.detect().with_ranks(1)
     work = [(m, layer, declare(m, layer, topology)) for m in given.m for layer in layers()
-            if (layer.name, m, layer.n, layer.k) not in found.done]
+            if (layer.name, m, layer.n, layer.k) not in found.done
+            and any(text in f"{layer.name} M={m}" for text in given.only)]
     if not work:
         return
     started = time.monotonic()
