@@ -28,7 +28,7 @@ FAULTS: dict[str, tuple[str, str, str, tuple[Spec, Schedule]]] = {
         "gemm.cuh", "wg_wait<1>();\n      if (k > range.from) release_previous<C>(previous);",
         "if (k > range.from) release_previous<C>(&empty[ring.stage]);", (ag_gemm(), GEMM)),
     "stage loaded without waiting": (
-        "gemm.cuh", "barrier_wait(call, step, &empty[ring.stage], ring.parity ^ 1u);", "", (ag_gemm(), GEMM)),
+        "gemm.cuh", "barrier_wait(call, of[0].step, &empty[ring.stage], ring.parity ^ 1u);", "", (ag_gemm(), GEMM)),
     "stage used without waiting": (
         "gemm.cuh", "barrier_wait(call, step, &full[ring.stage], ring.parity);\n    wg_fence();\n    multiply_stage<C>(acc",
         "wg_fence();\n    multiply_stage<C>(acc", (ag_gemm(), GEMM)),

@@ -70,6 +70,8 @@ struct Config {
   static constexpr int raster_group = 8;
   static constexpr int cluster_m = 1;
   static constexpr int split_k = 1;
+  static constexpr bool together = true;
+  static constexpr int owners = 1;
   static constexpr bool clusters = false;
   static constexpr bool splits = false;
   static constexpr bool b_row_major = false;

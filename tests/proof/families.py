@@ -106,6 +106,8 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
     "gemm_rs push": (_product(), FUSED),
     "gemm_rs pull": (_product(), replace(FUSED, direction="pull", depth=1, num_comm_blocks=0)),
     "gemm_rs scatter": (_product(), SCATTER),
+    "gemm_rs scatter behind": (_product(), replace(SCATTER, overlap="none", chunk_rows=0)),
+    "gemm_rs scatter by chunk": (_product(), replace(SCATTER, chunk_order="chunk_major")),
     "gemm_rs of few rows": (_product(shape=(2, 256, 384)), replace(SCATTER, overlap="fused")),
     "gemm_rs copy engine": (_product(), replace(FUSED, **ENGINE)),
     "gemm_rs chunked library": (_product(), replace(LIBRARY, depth=2)),

@@ -53,6 +53,13 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
     "copy": (_copied, _COPY),
     "groups": (_copied, replace(_COPY, copy_scope="warp")),
     "copy behind": (_copied, replace(_COPY, overlap="none", chunk_rows=0, depth=1)),
+    "small copies": (
+        all_gather((36, 200), 4, on=Topology.shared_gpu(4)), replace(_COPY, overlap="none", chunk_rows=0, depth=1)),
+    "small copies handed out": (
+        reduction((182, 1032), 3, on=Topology.shared_gpu(3)), replace(_COPY, direction="pull", **TWO_SHOT, **PLAIN)),
+    "small copies of ten": (  # more than are taken together, and one of fewer bytes
+        reduction((39, 48), 10, on=Topology.shared_gpu(10)),
+        replace(_COPY, direction="pull", num_comm_blocks=2, **TWO_SHOT, **PLAIN)),
     "tma": (all_gather((304, 16392), 2), replace(_COPY, transport="tma", num_comm_blocks=2)),
     "tma small": (all_gather((182, 296), 2), replace(_COPY, transport="tma", num_comm_blocks=2)),
     "many steps": (
@@ -100,6 +107,13 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
     "scatter": (gemm_rs((208, 304, 304), 2, on=_ON), SCATTER),
     "scatter large": (
         gemm_rs((400, 304, 304), 2, order="col", on=_ON), replace(SCATTER, chunk_rows=128, **_LARGE)),
+    "owners together": (gemm_rs((416, 304, 304), 2, on=_ON), replace(SCATTER, overlap="none", chunk_rows=0)),
+    "owners in a tile": (
+        gemm_rs((256, 304, 304), 4, on=Topology.shared_gpu(4)),
+        replace(SCATTER, overlap="none", chunk_rows=0, block_m=128, raster_group=1)),
+    "owners by chunk": (
+        gemm_rs((624, 304, 304), 3, on=Topology.shared_gpu(3)),
+        replace(SCATTER, chunk_order="chunk_major", chunk_rows=128)),
     "parts": (gemm_rs((208, 304, 304), 2, on=_ON), FUSED),
     "parts pulled": (
         gemm_rs((400, 304, 304), 2, order="col", on=_ON),

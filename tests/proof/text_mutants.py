@@ -17,8 +17,9 @@ from tilescale.codegen.host.build import INCLUDE
 # Lines of these functions run in the scale model alone, in time that the emulator does not model.
 PACED = ("walk_links", "walk_packets", "reserve_links", "pace_step", "links_of", "next_store", "drain", "charge_rows")
 HEADERS = ("carry.cuh", "comm.cuh", "contract.cuh", "copy.cuh", "epilogue.cuh", "gemm.cuh", "gemm_mma.cuh",
-           "gemm_pingpong.cuh", "gemm_split.cuh", "gemm_store.cuh", "gemm_stream.cuh", "grouped.cuh", "kernels.cuh",
-           "moe.cuh", "multimem.cuh", "norm.cuh", "packets.cuh", "scales.cuh", "share.cuh", "small_m.cuh", "sum.cuh")
+           "gemm_owners.cuh", "gemm_pingpong.cuh", "gemm_split.cuh", "gemm_store.cuh", "gemm_stream.cuh", "grouped.cuh",
+           "kernels.cuh", "moe.cuh", "multimem.cuh", "norm.cuh", "packets.cuh", "scales.cuh", "share.cuh", "small_m.cuh",
+           "sum.cuh")
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,7 @@ def _statements(text: str, names: str) -> Iterator[tuple[str, int, int]]:
 
 # Schedules that execute a function, by header; "": its other functions.
 _TILES = ("gemm", "row", "fp32 large", "odd columns", "product", "scatter large", "tall tiles")
+_OWNERS = ("owners together", "owners in a tile", "owners by chunk", "row")
 _STAGED = ("parts", "parts pulled", "product", "fp32 large")
 _FEW = ("few rows", "few rows of odd columns", "few rows of floats")
 _BYTES = ("product of bytes", "few rows of bytes")
@@ -173,6 +175,7 @@ _SCALED = ("scaled rows and columns", "scaled blocks", "few rows scaled", "few r
            "scaled", "bytes of experts scaled", "bytes of experts in blocks", "bytes of experts in whole")
 _PACKETS = ("packets", "packets of three", "packets twice", "packets of two, twice", "packets gathered",
             "packets of owners")
+_SMALL_COPIES = ("small copies", "small copies handed out", "small copies of ten")
 _SUMS = ("sum", "sum of floats", "sum of odd sizes", "sum of three", "sum handed out", "scatter")
 _SWITCH = ("switch stores", "switch sums", "switch sums floats")
 _DISPATCHES, _COMBINES = ("dispatch", "dispatch pulled"), ("combine", "combine pulled", "products of experts back")
@@ -193,6 +196,7 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "copy.cuh": {
         "copy_by_tma": ("tma", "tma small", "rows at pitches"),
         "fetch": ("copy last of a window", "many steps"),
+        **dict.fromkeys(("copies_by_threads", "copy_steps", "copies", "alike"), _SMALL_COPIES),
         "": ("copy", "copy behind", "fused pull", "sum handed out", "sum of three", "odd columns", "many steps")},
     "epilogue.cuh": {"": (
         "then bias and silu", "accumulated", "then gelu, shared contraction", "then swiglu", "then swiglu, few rows",
@@ -211,6 +215,7 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "gemm_role": ("gemm", *_CLUSTERS, "shared contraction"), "multiply_tile_promoted": _BYTES, "promote": _BYTES,
         "load_scales": ("scaled blocks",), "promote_scaled": ("scaled blocks",),
         "begun": _STREAMED, **dict.fromkeys(("skip_stages", "part_of_tile", "tiles_of_block"), _TURNS), "": _TILES},
+    "gemm_owners.cuh": {"": _OWNERS},
     "gemm_stream.cuh": {"": _STREAMED},
     "gemm_pingpong.cuh": {"": _TURNS},
     "gemm_mma.cuh": {"": _WARPS},
@@ -253,6 +258,8 @@ BY_PLACE = {  # of functions that other schedules run as well
     "if (me.role == kGemmRole)": ("experts beside", *_OTHERS),
     "store_rows<Stored>(halved, staging, &maps.out, rows": _THEN_EXPERTS[:1],
     "store_rows<Stored>(halved, staging, &maps": ("then swiglu",),
+    **dict.fromkeys(("if constexpr (kOwners > 1)", "o * (C::block_m", "Together<C>::owners > 1"), _OWNERS),
+    "i += copies": _SMALL_COPIES,
     "return EpilogueOf<C>::halves ?": _WARPS[-1:], "warpgroup * kSubtiles + s": ("segments, large",),
 }
 

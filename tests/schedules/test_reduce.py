@@ -10,6 +10,7 @@ from mutations import changed
 from support import gemm_rs, reduction
 
 from tilescale.errors import ScheduleError
+from tilescale.schedules import tile
 from tilescale.schedules.lower import lower
 from tilescale.schedules.plan import Buffer, Gemm, Plan, Signal, Step, Sum, Wait
 from tilescale.schedules.protocol import protocol_digest, rotates
@@ -136,7 +137,7 @@ def test_plans_of_other_sizes_share_a_proof_and_ranks_are_alike() -> None:
 
 @pytest.mark.parametrize(("spec", "schedule", "rule"), [
     (SPECS["gemm_rs"], replace(PUSH, direction="pull", transport="tma"), "reads its peers directly"),
-    (SPECS["gemm_rs"], replace(SCATTER, overlap="none", chunk_rows=0), "stores of a fused"),
+    (SPECS["gemm_rs"], replace(SCATTER, overlap="chunked"), "stores of a generated product"),
     (SPECS["gemm_rs"], TWO_SHOT, "algorithms of gemm_rs"),
     (SPECS["all_reduce"], replace(ONE_SHOT, overlap="chunked", chunk_rows=64), "streams are products"),
 ])
@@ -154,3 +155,25 @@ def test_what_is_stored_at_a_peer_is_announced_behind_the_next_product(name: str
     assert kinds == ["product", "product", "signal 1", "product", "signal 2"]
     products = [step for step in work.steps if isinstance(step, Gemm)]
     assert [step.out.rank for step in products] == [1, 2, 0]
+
+
+@pytest.mark.parametrize("name", ["gemm_rs", "gemm_ar", "gemm_rs of a few rows"])
+def test_products_of_all_owners_follow_each_other_and_are_told_of_together(name: str) -> None:
+    plan = lower(SPECS[name], replace(SCATTER, overlap="none", chunk_rows=0))
+    assert verify(plan, cache=None).ok
+    work = next(launch for launch in plan.ranks[0] if launch.name == "work")
+    kinds = [(type(step).__name__, step.out.rank if isinstance(step, Gemm) else step.rank) for step in work.steps
+             if isinstance(step, Gemm | Signal)]
+    empty = name.endswith("few rows")  # the last owner has no rows of two, and is told nevertheless
+    assert kinds == [("Gemm", 1), *([] if empty else [("Gemm", 2)]), ("Gemm", 0), ("Signal", 1), ("Signal", 2)]
+
+
+def test_two_owners_share_a_tile_where_each_has_as_many_rows_as_a_warpgroup() -> None:
+    whole = replace(SCATTER, overlap="none", chunk_rows=0, block_m=128)
+
+    def owners(rows: int, ranks: int, schedule: Schedule = whole) -> int:
+        return tile.owners(gemm_rs((rows, 256, 64 * ranks), ranks=ranks), schedule)
+
+    assert [owners(64 * ranks, ranks) for ranks in (2, 4, 8)] == [2, 2, 2]
+    assert [owners(64 * 3, 3), owners(64 * 4 - 1, 4), owners(128 * 4, 4)] == [1, 1, 1]
+    assert [owners(256, 4, replace(whole, block_m=64)), owners(256, 4, SCATTER)] == [1, 1]

@@ -50,6 +50,7 @@ from tilescale.codegen.table import (
     StepRow,
 )
 from tilescale.codegen.text import PRODUCTS, kernel_text, link_fs_per_byte, solo, streams
+from tilescale.codegen.together import SHIFT, runs, together
 from tilescale.errors import PlanError
 from tilescale.schedules import tile
 from tilescale.schedules.contracting import BOTH, contraction_size
@@ -164,7 +165,7 @@ class _Emitter:
         participants, begin = 0, number
         for role in launch.roles:
             first = len(rows)
-            rows += self._rows(rank, role, number)
+            rows += self._rows(rank, role, number, together(self.spec, self.schedule, launch))
             number += len(role.steps)
             multiplies = launch.family in ("gemm", "small_m") or any(_multiplies(s) for s in role.steps)
             kind = ROLE_GEMM if multiplies else ROLE_COPY
@@ -177,10 +178,12 @@ class _Emitter:
             block_rows=b"".join(b.pack() for b in blocks).hex(),
             participants=participants if last and (streams(launch) or not solo(self.spec, launch)) else 0)
 
-    def _rows(self, rank: int, role: Role, number: int) -> list[StepRow]:
+    def _rows(self, rank: int, role: Role, number: int, as_one: bool) -> list[StepRow]:
+        """`as_one`: products that follow each other are walked so."""
         if exchanges_packets(role):
             return [packet_row(role, rank, self.plan.world, number, lambda region: self._slot(region, rank))]
         rows, tiles, height = [], 0, self.schedule.block_m * self.schedule.cluster_m
+        walked = runs(self.schedule, role.steps) if as_one else {}
         for i, step in enumerate(role.steps):
             if isinstance(step, Pieces):  # the row of the group
                 return [replace(self._row(rank, role.steps[-1], number, 0), first_tile=self._slot(step.parts[0], rank))]
@@ -189,6 +192,7 @@ class _Emitter:
                 rows += ragged_rows(step, number + i, rank, geo, lambda region: self._slot(region, rank))
                 continue
             row = self._row(rank, step, number + i, tiles)
+            row = replace(row, value=row.value + (walked.get(i, 0) << SHIFT))
             rows.append(row)
             if isinstance(step, Sum) and not isinstance(step, MultimemReduce):
                 rows += [StepRow(KIND_SOURCE, NO_STEP, source=self._slot(source, rank), counter=source.rank,

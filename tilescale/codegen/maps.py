@@ -67,7 +67,7 @@ def tensor_maps(spec: Spec, s: Schedule, plan: Plan, placed: Sequence[Placed], n
     rows = map_bytes(plan, span) // goal.row_bytes
 
     def operand(buffer: str, version: int, shards: int, span: int) -> TensorMapSpec:
-        box, shard = (_wide(a.dtype), s.block_m, 1), map_bytes(plan, span)
+        box, shard = (_wide(a.dtype), s.block_m // tile.owners(spec, s), 1), map_bytes(plan, span)
         return TensorMapSpec(buffer, version, (k, shard // goal.row_bytes, shards), (goal.row_bytes, shard), box, a.dtype)
 
     own = operand("a", 0, 1, 1)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from tilescale.codegen.maps import stored_buffer
 from tilescale.codegen.program import Kernel
+from tilescale.codegen.together import together
 from tilescale.schedules import tile
 from tilescale.schedules.contracting import BOTH
 from tilescale.schedules.extras import extras_of_products
@@ -218,6 +219,8 @@ def _multiplying(spec: Spec, schedule: Schedule, launch: Launch, stored: Buffer 
         constants["b_passes"] = True
     if streams(launch):
         constants["stream_k"] = schedule.stream_k
+    if together(spec, schedule, launch):
+        constants |= {"together": True, "owners": tile.owners(spec, schedule)}
     return constants | {
         "clusters": launch.cluster > 1, "splits": schedule.split_k > 1, "b_row_major": spec.inputs[1].order == "row",
         "in_flight": tile.in_flight(spec, schedule), "store_staged": staging.staged,

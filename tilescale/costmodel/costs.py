@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tilescale.costmodel.product import product_us
+from tilescale.schedules import tile
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.op import Spec
 
@@ -62,7 +63,7 @@ class Costs:
     """Costs of the steps of plans on one machine. Rates are of one rank; GB/s is bytes a nanosecond, or 1e3 bytes a us.
 
     `tile`: (block_m, block_n, block_k, num_stages) of generated products. `sm_tflops`: of one SM. `local_us`: the whole
-    generated product of an operation without communication, 0 for others.
+    generated product of an operation without communication, 0 for others. `owners`: products that share a tile.
     """
 
     parameters: Parameters
@@ -75,6 +76,7 @@ class Costs:
     block_gbps: float
     tile: tuple[int, int, int, int]
     local_us: float = 0.0
+    owners: int = 1
 
     def copy_us(self, size: int, blocks: int) -> float:
         """A copy by blocks, reading and writing memory at most once each, before any link."""
@@ -87,9 +89,9 @@ class Costs:
     def link_us(self, size: int) -> float:
         return size / 1e3 / self.link_gbps
 
-    def tiles(self, m: int, n: int) -> int:
-        """Tiles of a generated product."""
-        return -(-m // self.tile[0]) * -(-n // self.tile[1])
+    def tiles(self, m: int, n: int) -> float:
+        """Tiles of a generated product; parts of tiles where products share them."""
+        return -(-m * self.owners // self.tile[0]) / self.owners * -(-n // self.tile[1])
 
     def generated_tile_us(self, k: int, itemsize: int, out_itemsize: int) -> float:
         """One tile of a generated product on one SM."""
@@ -145,5 +147,6 @@ def costs(spec: Spec, schedule: Schedule, parameters: Parameters = DEFAULT) -> C
         copy_engines=max(1, gpu.copy_engines // shared),
         block_gbps=block,
         local_us=product_us(spec, schedule) if spec.local and schedule.block_m else 0.0,
+        owners=tile.owners(spec, schedule),
         tile=(schedule.block_m or 128, schedule.block_n or 256, schedule.block_k or 64, schedule.num_stages or 4),
     )

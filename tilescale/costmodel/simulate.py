@@ -87,7 +87,7 @@ class _Walker:
     def __init__(self, node: int, role: Role, time: float, path: Path) -> None:
         self.node, self.role, self.time, self.path = node, role, time, list(path)
         self.place = 0
-        self.tiles = 0
+        self.tiles = 0.0
         self.stored = (-1, 0.0)  # what was multiplied last: at which peer it is, and when
 
     def stores(self, peer: int = -1) -> None:

@@ -65,6 +65,8 @@ def scaled(spec: Spec, schedule: Schedule) -> Scaled:
     rows = chunks * unit - unit // 2 + 8 if chunks > 1 else unit + unit // 2 + 8
     small = replace(schedule, num_comm_blocks=gang * schedule.depth,
                     chunk_rows=0 if schedule.overlap == "none" else unit if chunks > 1 else 2 * unit)
+    if tile.owners(spec, schedule) > 1:
+        rows = _shard_rows(spec)
     if spanned(spec, schedule) > 1:  # shards are smaller than tiles already
         rows, small = _shard_rows(spec), replace(small, chunk_rows=schedule.chunk_rows)
     small_spec = _resized(spec, rows, schedule)

@@ -27,7 +27,7 @@ from tilescale.spec.contraction import contraction_inner, contracts, gathered_op
 from tilescale.spec.op import Spec
 from tilescale.spec.scales import BLOCK
 
-MAX_CHUNKS = 64
+MAX_CHUNKS, MAX_GATHERED_CHUNKS = 64, 256
 MAX_ACCUMULATORS = 192
 MAX_IN_PACKETS = 1 << 20  # bytes: beyond, twice the bytes take longer than a fence and a signal save
 MULTIPLIED = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
@@ -189,7 +189,8 @@ def _depth_within_transfers(spec: Spec, s: Schedule) -> bool:
 
 def _order_matters(spec: Spec, s: Schedule) -> bool:
     least = s.depth if _ring_of_sums(spec, s) else 1  # gangs of such a ring have their own chunks
-    return s.chunk_order == "peer_major" or (num_chunks(spec, s) > least and _peers(spec) > 1)
+    fewest = 0 if s.algorithm == "scatter" else least  # which walks all owners at once in one order
+    return s.chunk_order == "peer_major" or (num_chunks(spec, s) > fewest and _peers(spec) > 1)
 
 
 def _ring_of_sums(spec: Spec, s: Schedule) -> bool:
@@ -378,7 +379,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
                lambda spec, s: not sums(spec) or s.direction == "push" or s.transport == "peer_copy" or _multicast(s)),
     Constraint("scatter_stores", "products are scattered by the stores of a generated product that nothing else follows",
                lambda spec, s: s.algorithm != "scatter" or (
-                   s.direction == "push" and s.transport == "peer_copy" and s.overlap == "fused"
+                   s.direction == "push" and s.transport == "peer_copy" and s.overlap != "chunked"
                    and s.compute == "generated")),
     Constraint("ring_passes_on", "a ring has ranks that pass on, so more than two", lambda spec, s: (
         s.algorithm != "ring" or spec.world > 2)),
@@ -390,8 +391,9 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         not (_ring_of_sums(spec, s) and spec.operation.compute == "gemm" and s.overlap != "none"))),
     Constraint("streams_carry_products", "chunks of a sum on streams are products; without one, they overlap in one kernel",
                lambda spec, s: not (sums(spec) and spec.operation.compute != "gemm" and s.overlap == "chunked")),
-    Constraint("chunk_count", f"a rank adds up, or sends a peer, at most {MAX_CHUNKS} chunks",
-               lambda spec, s: not (sums(spec) or exchanges(spec)) or num_chunks(spec, s) <= MAX_CHUNKS),
+    Constraint("chunk_count", f"a rank adds up, or sends a peer, at most {MAX_CHUNKS} chunks, and a gathered shard has at "
+               f"most {MAX_GATHERED_CHUNKS}: declare a flat tensor with rows", lambda spec, s: num_chunks(spec, s) <= (
+                   MAX_CHUNKS if sums(spec) or exchanges(spec) else MAX_GATHERED_CHUNKS)),
     Constraint("exchange_in_one_kernel", "an exchange overlaps in one kernel, not on streams",
                lambda spec, s: not (exchanges(spec) and s.overlap == "chunked")),
     Constraint("ragged_in_one_kernel", "rows whose number the device alone knows are moved in one kernel, by peer_copy",

@@ -356,6 +356,12 @@ def lower_chunked(plan: RankPlan) -> None:
     plan.finish()
 
 
+def batched(steps: Sequence[Step]) -> list[Step]:
+    """Waits first, side by side; then copies, which are taken together where they are small; then signals, behind one
+    fence. For steps of which none waits for what another one tells."""
+    return sorted(steps, key=lambda step: isinstance(step, Signal) - isinstance(step, Wait))
+
+
 def lower_none(plan: RankPlan) -> None:
     """First all copies, then all the work, on one stream."""
     geo, shape = plan.geo, plan.shape
@@ -368,7 +374,7 @@ def lower_none(plan: RankPlan) -> None:
         else:
             plan.add("own", 0, [Role("own", "blocks", shape.comm_blocks, (copy,))])
     for number in range(geo.max_chunks):
-        _communicate(plan, number, 0)
+        _communicate(plan, number, 0, at_once=not shape.algorithm.forwards)
     _receive(plan, 0, range(geo.max_chunks))
     plan.copies("keep", 0, [*plan.keep_own(), *plan.kept(plan.incoming, waits=False)])
     if gathered and geo.total:
@@ -400,9 +406,9 @@ def _stage_chunks(plan: RankPlan, streams: Sequence[int]) -> None:
             plan.add(name, stream, [Role(name, "blocks", plan.gang, steps)])
 
 
-def _communicate(plan: RankPlan, chunk: int, stream: int, local: bool = False) -> str:
+def _communicate(plan: RankPlan, chunk: int, stream: int, local: bool = False, at_once: bool = False) -> str:
     """All transfers of the chunks of one number on `stream`; the name of the launch after which they are complete, "" where
-    there are none. `local`: see RankPlan.after."""
+    there are none. `local`: see RankPlan.after. `at_once`: nobody goes on before all of them are complete."""
     transfers = [t for t in (plan.outgoing if plan.geo.push else plan.incoming) if t.chunk == chunk]
     name = f"comm.{chunk}"
     if not transfers:
@@ -416,7 +422,7 @@ def _communicate(plan: RankPlan, chunk: int, stream: int, local: bool = False) -
         else:
             for t in transfers:
                 steps += [*plan.before(t), *plan.move(t), *plan.after(t, local)]
-        return plan.add(name, stream, [Role(name, "blocks", plan.gang, tuple(steps))])
+        return plan.add(name, stream, [Role(name, "blocks", plan.gang, tuple(batched(steps) if at_once else steps))])
     if plan.shape.algorithm.forwards:
         return _engine_transfers(plan, transfers, [stream] * len(transfers), local=False)
     if before:

@@ -124,10 +124,10 @@ def _check_algorithm(spec: Spec, s: Schedule) -> None:
     if s.direction == "pull" and s.transport != "peer_copy" and not TRANSPORTS[s.transport].multicast:
         raise ScheduleError("a sum that pulls reads its peers directly", f"transport={s.transport!r}",
                             "use transport='peer_copy' or direction='push'")
-    if s.algorithm == "scatter" and (s.overlap, s.compute, s.direction) != ("fused", "generated", "push"):
-        raise ScheduleError("products are scattered by the stores of a fused, generated product",
+    if s.algorithm == "scatter" and ((s.compute, s.direction) != ("generated", "push") or s.overlap == "chunked"):
+        raise ScheduleError("products are scattered by the stores of a generated product, none of them on other streams",
                             f"overlap={s.overlap!r}, compute={s.compute!r}, direction={s.direction!r}",
-                            "use overlap='fused', compute='generated', direction='push'")
+                            "use overlap='fused' or 'none', compute='generated', direction='push'")
     if s.overlap == "chunked" and spec.operation.compute != "gemm":
         raise ScheduleError("chunks of a sum on streams are products", f"{spec.op}, overlap='chunked'",
                             "use overlap='fused' or 'none'")

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from tilescale.schedules.algorithms.direct import outgoing
-from tilescale.schedules.gather import SIGNAL_THREADS
+from tilescale.schedules.gather import SIGNAL_THREADS, batched
 from tilescale.schedules.geometry import Chunk
 from tilescale.schedules.plan import Copy, Launch, Role, Signal, Step, Wait
 from tilescale.schedules.sums import SumGeometry
@@ -144,6 +145,14 @@ class SumPlan:
             return [(self.rank, chunk, True) for chunk in self.own]
         return [(owner, chunk, True) for owner, chunk in self.targets] + [(self.rank, chunk, False) for chunk in self.own]
 
+    def groups(self) -> list[list[tuple[int, Chunk, bool]]]:
+        """Products between which nothing is told: one each; or, where chunks of all owners come in turn and are stored
+        there, those of a chunk, and the own ones."""
+        products = self.products()
+        if not (self.geo.scatter and self.shape.order == "chunk_major"):
+            return [[product] for product in products]
+        return [list(group) for _, group in groupby(products, lambda p: p[1].index if p[2] else -1)]
+
     def tell(self, owner: int, chunk: Chunk) -> list[Step]:
         """Signals of the multiplying blocks behind a product that peers wait for."""
         if self.geo.push and not self.geo.scatter:
@@ -185,7 +194,8 @@ class SumPlan:
     def sum_up(self, senders: int, after: Sequence[str] = ()) -> None:
         """The launch that adds up, and fetches where owners hand out."""
         blocks = self.shape.sum_blocks
-        steps = [*self.totals(senders, blocks), *(step for group in self.collect(blocks) for step in group)]
+        fetched = flat(self.collect(blocks))
+        steps = [*self.totals(senders, blocks), *(batched(fetched) if self.shape.overlap == "none" else fetched)]
         self.add("sum", 0, [self.blocks("sum", blocks, steps)], after)
 
     def finish(self) -> None:
@@ -201,11 +211,6 @@ def counters(geo: SumGeometry) -> int:
     return 3 * geo.world * geo.max_chunks + 1
 
 
-def fenced_once(steps: Sequence[Step]) -> list[Step]:
-    """Copies first, then signals, behind one fence: it waits until what was stored at peers is acknowledged."""
-    return sorted(steps, key=lambda step: isinstance(step, Signal))
-
-
 def flat(groups: Iterable[Iterable[Step]]) -> list[Step]:
     return [step for group in groups for step in group]
 
@@ -215,6 +220,10 @@ def sum_none(plan: SumPlan) -> None:
     """One thing after the other on one stream: the product, the parts for the peers, the sums. Without a product and with
     blocks that copy, all of it is one launch of one gang: what small messages want."""
     geo, shape = plan.geo, plan.shape
+    if geo.scatter:
+        _scattered_product(plan)
+        plan.finish()
+        return
     if geo.sum.computes and geo.sum.rows:
         whole = Chunk(0, 0, geo.sum.rows)
         plan.multiply("work", [geo.product(plan.rank, plan.rank, whole)])
@@ -234,9 +243,19 @@ def sum_none(plan: SumPlan) -> None:
         plan.sum_up(blocks)
     else:
         blocks = shape.comm_blocks
-        steps = [*fenced_once(flat(plan.give())), *plan.totals(blocks, blocks), *flat(plan.collect(blocks))]
+        steps = [*batched(flat(plan.give())), *plan.totals(blocks, blocks), *batched(flat(plan.collect(blocks)))]
         plan.add("all", 0, [plan.blocks("all", blocks, steps)])
     plan.finish()
+
+
+def _scattered_product(plan: SumPlan) -> None:
+    """Products for all owners, stored there, and then told of: nothing comes between them, so blocks take their tiles in
+    the order that reads B once."""
+    products = plan.products()
+    steps: list[Step] = [plan.geo.product(plan.rank, owner, chunk) for owner, chunk, _ in products if chunk.rows]
+    told = [step for owner, chunk, awaited in products if awaited for step in plan.tell(owner, chunk)]
+    plan.add("work", 0, [plan.blocks("work", plan.shape.work_blocks, [*steps, *told])], family="gemm")
+    plan.sum_up(plan.shape.work_blocks)
 
 
 def sum_fused(plan: SumPlan) -> None:
@@ -264,10 +283,10 @@ def _fused_copies(plan: SumPlan) -> None:
 def _fused_product(plan: SumPlan) -> None:
     geo, shape = plan.geo, plan.shape
     work: list[Step] = []
-    late: list[Step] = []  # signals of what is stored at peers, behind the next product: it is multiplied meanwhile
-    for owner, chunk, awaited in plan.products():
-        work += [geo.product(plan.rank, owner, chunk)] if chunk.rows else []
-        told = plan.tell(owner, chunk) if awaited else []
+    late: list[Step] = []  # signals of what is stored at peers, behind the next products: these are multiplied meanwhile
+    for group in plan.groups():
+        work += [geo.product(plan.rank, owner, chunk) for owner, chunk, _ in group if chunk.rows]
+        told = [step for owner, chunk, awaited in group if awaited for step in plan.tell(owner, chunk)]
         work += late if geo.scatter else told
         late = told
     work += late if geo.scatter else []

@@ -120,6 +120,13 @@ def in_flight(spec: Spec, s: Schedule) -> bool:
     return not promotes(spec) and (sharing(spec, s) == 1 or s.block_m == sharing(spec, s) * ROWS)
 
 
+def owners(spec: Spec, s: Schedule) -> int:
+    """Owners of the rows of a tile: one a warpgroup where products are scattered to owners of as few rows, else one."""
+    rows = spec.inputs[0].local_shape(0, spec.world)[0]
+    shared = s.algorithm == "scatter" and s.overlap == "none" and s.block_m == 2 * ROWS and not mma_sync(spec)
+    return 2 if shared and rows == ROWS * spec.world and spec.world % 2 == 0 else 1
+
+
 def b_passes(spec: Spec, s: Schedule) -> bool:
     """Whether B is loaded once: all rows of tiles are neighbours in a wave, so that the next one loads other columns."""
     rows = spec.inputs[0].local_shape(0, spec.world)[0]

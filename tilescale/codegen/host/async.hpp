@@ -44,10 +44,13 @@ inline void for_box_rows(const Op& op, Body body) {
 
 inline void read_box(Op* op) {
   StepLog* log = log_of(op->call, op->place.rank, op->place.step);
+  StepLog* beside = op->place.beside == kNoStep ? nullptr : log_of(op->call, op->place.rank, op->place.beside);
   const u64 row_bytes = static_cast<u64>(op->map.box[0]) * op->map.element_bytes;
   op->data.assign(box_bytes(op->map, op->dims), 0);
   for_box_rows(*op, [&](u32 row, u64 address, u64 before, u64 bytes) {
-    if (bytes) read_global(log, &op->place, address, op->data.data() + row * row_bytes + before, bytes);
+    if (!bytes) return;
+    read_global(log, &op->place, address, op->data.data() + row * row_bytes + before, bytes);
+    if (beside) read_global(beside, &op->place, address, op->data.data() + row * row_bytes + before, bytes);
   });
 }
 

@@ -28,6 +28,7 @@ enum LogKind : u32 { kReads, kWrites, kSignals, kWaits };
 
 struct Place {
   u32 rank = kNobody, node = kNobody, block = kNobody, thread = kNobody, step = kNoStep;
+  u32 beside = kNoStep;  // a step that what is loaded belongs to as well
 };
 
 struct Access {
@@ -70,7 +71,7 @@ struct Fiber {
   Context context;
   Cta* block = nullptr;
   u8* stack = nullptr;
-  u32 thread = 0, step = kNoStep;
+  u32 thread = 0, step = kNoStep, beside = kNoStep;
   StepLog* log = nullptr;
   WaitKind waits = kRuns;
   u64 object = 0;             // what it waits for: address, offset of an mbarrier, number of a barrier

@@ -252,9 +252,11 @@ void log_wait(const u32* p, u32 target) {
 void step_begin(u32 id) {
   host::Fiber* fiber = host::machine->me;
   fiber->step = id;
+  fiber->beside = host::kNoStep;
   fiber->log = host::log_of(fiber->block->node->call, fiber->block->node->rank, id);
 }
 void step_end() { step_begin(host::kNoStep); }
+void step_shared(u32 id) { host::machine->me->beside = id; }
 
 u32 thread() { return host::machine->me->thread; }
 u32 block() { return host::machine->me->block->index; }

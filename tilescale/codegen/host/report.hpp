@@ -12,7 +12,7 @@ StackPool stacks;
 
 inline Place place_of(const Fiber& fiber) {
   const Cta& block = *fiber.block;
-  return {block.node->rank, block.node->index, block.index, fiber.thread, fiber.step};
+  return {block.node->rank, block.node->index, block.index, fiber.thread, fiber.step, fiber.beside};
 }
 
 Place here() { return machine->me ? place_of(*machine->me) : Place{}; }

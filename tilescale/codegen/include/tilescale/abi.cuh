@@ -45,7 +45,8 @@ struct Step {
   u32 counter;     // signal, wait: the counter. copy, source, reserve, sum on its way: rank that sends. gemm: shard of the
                    // output in its map
   u32 value;       // signal: added by each block; wait: growth wanted in this call. copy, source, reserve, sum on its way:
-                   // rank that receives. gemm: versions of A (1 or 2). loop: its count
+                   // rank that receives. gemm: versions of A (1 or 2), above 8 bits the steps that are walked as one
+                   // (gemm_owners.cuh). loop: its count
   u32 per_call;    // wait: growth of the counter in one call. gemm: first row in the shard of the output
   u32 rows;        // gemm: rows of the segment; sum: rows behind it, its sources; copy: rows behind it, its loops
   u64 source_offset;  // copy, source: bytes into the slot; gemm: first row of A inside its shard; loop: pitch of the source;

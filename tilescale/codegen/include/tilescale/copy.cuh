@@ -104,6 +104,41 @@ TS_DEV void copy_step(const Call& call, const Step& step, const Step* rows, cons
   if constexpr (C::link_clock) sync();
 }
 
+// Copies of as many bytes that follow each other, where a thread has too little of one to fill the memory's latency: it loads
+// from all before it stores what it has loaded first, so that they take one trip and not one each.
+constexpr u32 kCopiesTogether = 8;
+
+template <class C> TS_DEV void copies_by_threads(const Call& call, const Step* rows, u32 count, Share share) {
+  typedef typename UnitOf<C::copy_unit>::type Unit;
+  for (u64 i = share.begin + lane<C>(); i < share.end; i += Group<C>::threads) {
+    Unit held[kCopiesTogether];
+#pragma unroll
+    for (u32 c = 0; c < kCopiesTogether; ++c) {
+      if (c < count) {
+        step_begin(rows[c].id);
+        held[c] = load((const Unit*)call.at(rows[c].source, rows[c].source_offset) + i);
+      }
+    }
+#pragma unroll
+    for (u32 c = 0; c < kCopiesTogether; ++c) {
+      if (c < count) {
+        step_begin(rows[c].id);
+        store((Unit*)call.at(rows[c].target, rows[c].target_offset) + i, held[c]);
+      }
+    }
+  }
+}
+
+template <class C> TS_DEV void copy_steps(const Call& call, const Step* rows, u32 count, Share share) {
+  if constexpr (C::link_clock) {
+    if (thread() == CopyThreads<C>::value) {
+      for (u32 c = 0; c < count; ++c) walk_links(call, rows[c], (share.end - share.begin) * C::copy_unit);
+    }
+  }
+  if (thread() < CopyThreads<C>::value) copies_by_threads<C>(call, rows, count, share_of_group<C>(share));
+  if constexpr (C::link_clock) sync();
+}
+
 // The rows of a block's steps, a window of them at a time in shared memory: walking a table in global memory costs a round
 // trip to it for every step. Kernels of one warp have none (`window_rows` 0).
 template <class C> struct StepWindow {
@@ -135,7 +170,21 @@ template <class C> struct StepWindow {
     return found;
   }
 
+  // How many rows from `i` on, of those at hand, are copies of as many contiguous bytes, and taken together.
+  TS_DEV u32 copies(u32 i, const Share& share) const {
+    if constexpr (C::copy_tma || C::window_rows == 0) return 1;
+    if (share.end - share.begin >= C::copy_unroll * (u64)CopyThreads<C>::value) return 1;
+    const u64 size = rows[i - begin].size;
+    u32 found = 0;
+    while (i + found < end && found < kCopiesTogether && alike(rows[i + found - begin], size)) ++found;
+    return found > 0 ? found : 1;
+  }
+
  private:
+  static TS_DEV bool alike(const Step& step, u64 size) {
+    return step.kind == kCopy && step.size == size && (!Strided<C>::value || step.rows == 0u);
+  }
+
   static constexpr u32 kUnits = sizeof(Step) / 16;
   static constexpr u32 kSources = C::sum_sources;
 };
@@ -164,8 +213,15 @@ template <class C> TS_DEV void copy_role(const Call& call, const Block& me, u8* 
     const Step step = *row;
     step_begin(step.id);
     if (step.kind == kCopy) {
-      copy_step<C>(call, step, call.args->steps + me.first_step + i + 1, me, pipe);
-      if constexpr (Strided<C>::value) i += step.rows;
+      const Share share = share_of(step.size / C::copy_unit, me.index, me.gang);
+      const u32 copies = window.copies(i, share);
+      if (copies > 1) {
+        copy_steps<C>(call, row, copies, share);
+        i += copies - 1;
+      } else {
+        copy_step<C>(call, step, call.args->steps + me.first_step + i + 1, me, pipe);
+        if constexpr (Strided<C>::value) i += step.rows;
+      }
     } else if (step.kind == kSignal) {
       if (!signalled) sync();
       if (thread() == 0) signal_step(call, step, !signalled);

@@ -34,8 +34,9 @@ template <int kStages> struct Ring {
   }
 };
 
-// Which part of its tile a warpgroup multiplies.
+// Which part of its tile a warpgroup multiplies, and which part of the rows of the tile's owner that is.
 template <class C> TS_DEV u32 part_of_tile() { return Pingpong<C>::value ? 0u : thread() / 128 - 1; }
+template <class C> TS_DEV u32 part_of_rows() { return Together<C>::owners > 1 ? 0u : part_of_tile<C>(); }
 
 struct TilePosition { u32 m, n; };
 struct KRange { u32 from, to; };  // blocks of k
@@ -57,10 +58,9 @@ template <class C> TS_DEV KRange k_range(const Call& call) {
   return {all * part / C::split_k, all * (part + 1) / C::split_k};
 }
 
-// Tiles of a segment; of a cluster of rows of tiles, those that its blocks take together count as one.
+// Tiles of a segment.
 template <class C> TS_DEV u32 tiles_of(const Call& call, const Step& step) {
-  const u32 tiles_m = (step.rows + C::block_m * C::cluster_m - 1) / (C::block_m * C::cluster_m);
-  return tiles_m * ((call.args->n + C::block_n - 1) / C::block_n);
+  return tile_rows<C>(step) * ((call.args->n + C::block_n - 1) / C::block_n);
 }
 
 // How many of them this block takes.
@@ -74,7 +74,7 @@ template <class C> TS_DEV u32 tiles_of_block(const Call& call, const Step& step,
 // that are shared along the contraction are dealt in pieces.
 template <class C, class Body> TS_DEV void for_tiles(const Call& call, const Step& step, const Block& me, Body body) {
   constexpr u32 kCluster = GemmLayout<C>::cluster;
-  const u32 tiles_m = (step.rows + C::block_m * C::cluster_m - 1) / (C::block_m * C::cluster_m);
+  const u32 tiles_m = tile_rows<C>(step);
   const u32 tiles_n = (call.args->n + C::block_n - 1) / C::block_n;
   const u32 gang = me.gang / kCluster;
   const u32 above = C::cluster_m > 1 ? cluster_rank() : 0u;
@@ -129,12 +129,21 @@ template <class C> TS_DEV void load_b(const Maps& maps, u8* b, u64* full, u32 k,
   }
 }
 
-template <class C>
-TS_DEV void load_stage(const Maps& maps, const TensorMap* map_a, u8* stage, u64* full, u32 k, u32 row, u32 shard, u32 column) {
+// `of`: whose rows of A they are.
+template <class C, int kOwners>
+TS_DEV void load_stage(const Call& call, const Maps& maps, const OwnRows (&of)[kOwners], u8* stage, u64* full, u32 k, u32 column) {
   mb_expect(full, GemmLayout<C>::stage_bytes);
 #pragma unroll
-  for (int s = 0; s < C::block_k / Operands<C>::wide; ++s)
-    tma_load_3d(stage + s * C::block_m * 128, map_a, full, (int)(k + s * Operands<C>::wide), (int)row, (int)shard, Keeping<C>::a);
+  for (int o = 0; o < kOwners; ++o) {
+    const Step& step = of[o].step;
+    if constexpr (kOwners > 1) step_begin(step.id);
+    const TensorMap* map_a = &maps.a[step.source + (versions_of_a<C>(step) == 2u ? call.calls & 1u : 0u)];
+#pragma unroll
+    for (int s = 0; s < C::block_k / Operands<C>::wide; ++s)
+      tma_load_3d(stage + (s * C::block_m + o * (C::block_m / kOwners)) * 128, map_a, full, (int)(k + s * Operands<C>::wide),
+                  (int)((u32)step.source_offset + of[o].m * C::block_m), (int)step.size, Keeping<C>::a);
+  }
+  if constexpr (kOwners > 1) step_shared(of[0].step.id);
   load_b<C>(maps, stage + GemmLayout<C>::a_bytes, full, k, column);
 }
 
@@ -151,16 +160,19 @@ template <class C> TS_DEV void gemm_producer(const Call& call, const Maps& maps,
       fence_async_global();  // what the acquire has made visible is read by the asynchronous proxy next
       if constexpr (Multicast<C>::value) fence_alias();
     } else if (step.kind == kGemm) {
-      const TensorMap* map_a = &maps.a[step.source + (step.value == 2u ? call.calls & 1u : 0u)];
       for_tiles<C>(call, step, me, [&](TilePosition tile, KRange range, const Stream& stream) {
         if constexpr (Streams<C>::value) step_begin(range.from > 0u ? step.id : step.id + kSharedStep);
+        OwnRows of[Together<C>::owners];
+#pragma unroll
+        for (u32 o = 0; o < Together<C>::owners; ++o) of[o] = rows_of_owner<C>(call, me, i, step, tile.m, o);
         for (u32 k = range.from; k < range.to; ++k) {
-          barrier_wait(call, step, &empty[ring.stage], ring.parity ^ 1u);
-          load_stage<C>(maps, map_a, smem + ring.stage * GemmLayout<C>::stage_bytes, &full[ring.stage], k * C::block_k,
-                        (u32)step.source_offset + tile.m * C::block_m, (u32)step.size, tile.n * C::block_n);
+          barrier_wait(call, of[0].step, &empty[ring.stage], ring.parity ^ 1u);
+          load_stage<C>(call, maps, of, smem + ring.stage * GemmLayout<C>::stage_bytes, &full[ring.stage], k * C::block_k,
+                        tile.n * C::block_n);
           ring.next();
         }
       });
+      i += steps_together<C>(step) - 1u;
     }
     step_end();
   }
@@ -273,7 +285,7 @@ TS_DEV void multiply_tile_promoted(const Call& call, const Step& step, float (&a
   float part[GemmLayout<C>::subtiles][C::block_n / 2];
   for (u32 k = range.from; k < range.to; ++k) {
     [[maybe_unused]] float scales[GemmLayout<C>::subtiles][2];
-    if constexpr (ScalesOf<C>::type::blocks) load_scales<C>(scaling, tile, warpgroup, k, scales);
+    if constexpr (ScalesOf<C>::type::blocks) load_scales<C>(scaling, tile, part_of_rows<C>(), k, scales);
     barrier_wait(call, step, &full[ring.stage], ring.parity);
     wg_fence();
     multiply_stage<C>(part, smem + ring.stage * GemmLayout<C>::stage_bytes, warpgroup, 0u);
@@ -323,6 +335,19 @@ template <class C> struct StoreLink {
   }
 };
 
+// Where the product of a step is stored, and what it is finished by.
+template <class C> struct Finish {
+  OutRows out;
+  Results results;
+  Scaling<C> scaling;
+
+  TS_DEV Finish(const Call& call, const Step& step)
+      : out{call.at(step.target, step.target_offset), step.rows, stored_columns<C>(call.args->n), step.per_call,
+            step.counter + (C::store_versions > 1 ? call.calls & 1u : 0u)},  // each version is a shard of the map
+        results{&call, step.target_offset / BytesOf<typename C::Out>::value, call.args->n},
+        scaling(call, step) {}
+};
+
 template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps, const Block& me, u8* smem, u64* full, u64* empty) {
   constexpr int kSubtiles = GemmLayout<C>::subtiles;
   constexpr u32 kMultiply = GemmLayout<C>::consumers * 128;  // threads
@@ -338,18 +363,19 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps,
     if (step.kind == kWait) continue;
     step_begin(step.id);
     if (step.kind == kSignal) {
-      if constexpr (C::link_clock) link.drain_to(step.source);
+      if constexpr (C::link_clock) {
+        if constexpr (Together<C>::value) {
+          link.drain();  // warpgroups may have stored at different peers, and meet once
+        } else {
+          link.drain_to(step.source);
+        }
+      }
       if (!signalled) {
         bulk_wait<0>();  // written, not only read: peers may look at it next
         named_barrier(kConsumersMeet, kMultiply);
       }
       if (thread() % kMultiply == 0) signal_step(call, step, !signalled);
     } else {
-      const u32 version = C::store_versions > 1 ? call.calls & 1u : 0u;  // each is a shard of the map
-      const OutRows out{call.at(step.target, step.target_offset), step.rows, stored_columns<C>(call.args->n), step.per_call,
-                        step.counter + version};
-      const Results results{&call, step.target_offset / BytesOf<typename C::Out>::value, call.args->n};
-      [[maybe_unused]] const Scaling<C> scaling(call, step);
       [[maybe_unused]] bool joined = false;
       [[maybe_unused]] const u32 turn = thread() / 128 - 1;
       [[maybe_unused]] u32 left = tiles_of_block<C>(call, step, me);
@@ -362,6 +388,10 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps,
       }
       for_tiles<C>(call, step, me, [&](TilePosition tile, KRange range, const Stream& stream) {
         if constexpr (Streams<C>::value) step_begin(range.from > 0u ? step.id : step.id + kSharedStep);
+        const OwnRows own = rows_of_owner<C>(call, me, i, step, tile.m, warpgroup);
+        const Step& of = own.step;
+        tile.m = own.m;
+        const Finish<C> finish(call, of);
         if constexpr (Pingpong<C>::value) {
           mine = !mine;
           --left;
@@ -373,14 +403,14 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps,
         }
         float acc[kSubtiles][C::block_n / 2];
         if constexpr (Operands<C>::promotes) {
-          multiply_tile_promoted<C>(call, step, acc, ring, smem, full, empty, range, scaling, tile);
+          multiply_tile_promoted<C>(call, of, acc, ring, smem, full, empty, range, finish.scaling, tile);
           if constexpr (ScalesOf<C>::type::ends) {
 #pragma unroll
             for (int s = 0; s < kSubtiles; ++s)
-              scale_rows<C>(scaling, tile.m * C::block_m + (warpgroup * kSubtiles + s) * 64, tile.n * C::block_n, acc[s]);
+              scale_rows<C>(finish.scaling, tile.m * C::block_m + (part_of_rows<C>() * kSubtiles + s) * 64, tile.n * C::block_n, acc[s]);
           }
         } else {
-          multiply_tile<C>(call, step, acc, ring, smem, full, empty, range);
+          multiply_tile<C>(call, of, acc, ring, smem, full, empty, range);
         }
         if constexpr (Pingpong<C>::value) {
           if (left > 0u) pass_turn(turn);
@@ -402,7 +432,7 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps,
 #pragma unroll
           for (int s = 0; s < kSubtiles; ++s) keep_sums(acc[s]);
         }
-        if constexpr (C::link_clock) link.next(call, step, tile, warpgroup);
+        if constexpr (C::link_clock) link.next(call, of, tile, part_of_rows<C>());
         if constexpr (C::splits) {
           warp_sync();
           cluster_sync();  // no block reads its stages any more: this was its only tile
@@ -410,17 +440,18 @@ template <class C> TS_DEV void gemm_consumer(const Call& call, const Maps& maps,
         }
 #pragma unroll
         for (int s = 0; s < kSubtiles; ++s) {
-          const u32 row = tile.m * C::block_m + (warpgroup * kSubtiles + s) * 64;
-          if constexpr (EpilogueOf<C>::any) finish_tile<C>(results, row, step.rows, tile.n * C::block_n, acc[s]);
+          const u32 row = tile.m * C::block_m + (part_of_rows<C>() * kSubtiles + s) * 64;
+          if constexpr (EpilogueOf<C>::any) finish_tile<C>(finish.results, row, of.rows, tile.n * C::block_n, acc[s]);
           if constexpr (EpilogueOf<C>::halves) {
             float halved[C::block_n / 4];
             halve_tile<C>(acc[s], halved);
-            store_rows<Stored>(halved, staging, &maps.out, out, row, tile.n * Stored::block_n);
+            store_rows<Stored>(halved, staging, &maps.out, finish.out, row, tile.n * Stored::block_n);
           } else {
-            store_rows<Stored>(acc[s], staging, &maps.out, out, row, tile.n * C::block_n);
+            store_rows<Stored>(acc[s], staging, &maps.out, finish.out, row, tile.n * C::block_n);
           }
         }
       });
+      i += steps_together<C>(step) - 1u;
       if constexpr (Streams<C>::value) {
         if (!joined) wait_left<C>(call, step, GemmLayout<C>::consumers * 128);  // so that the plan says what each block does
       }

@@ -26,6 +26,7 @@
 #include "gemm_split.cuh"
 #include "gemm_stream.cuh"
 #include "gemm_pingpong.cuh"
+#include "gemm_owners.cuh"
 #include "gemm.cuh"
 #include "gemm_mma.cuh"
 #include "contract.cuh"

@@ -35,9 +35,11 @@ template <int N> TS_DEV void reg_dec() { asm volatile("setmaxnreg.dec.sync.align
 TS_DEV void grid_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 TS_DEV void grid_go() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
-// The emulator logs memory accesses under the step between these, and what a wait is for.
+// The emulator logs memory accesses under the step between these, those of shared loads under another too, and what a wait
+// is for.
 TS_DEV void step_begin(u32) {}
 TS_DEV void step_end() {}
+TS_DEV void step_shared(u32) {}
 TS_DEV void log_wait(const u32*, u32) {}
 
 // ---- global memory -------------------------------------------------------------------------------------------------
