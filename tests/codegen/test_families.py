@@ -16,6 +16,7 @@ from tilescale.runtime.emulate import emulate
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import space
 from tilescale.spec.op import Spec
+from tilescale.spec.topology import Topology
 from tilescale.spec.views import FullRow
 
 SPECS = {
@@ -106,6 +107,11 @@ FAMILIES: dict[str, tuple[Spec, Schedule]] = {
     "all_reduce in place, many blocks": (
         reduction((12, 16), 5, inputs="symmetric"),
         replace(COPY, algorithm="two_shot", direction="pull", chunk_rows=64, depth=4, num_comm_blocks=16)),
+    "all_reduce handed out in small copies": (  # of ten ranks, of which one has fewer bytes
+        reduction((39, 48), 10, on=Topology.shared_gpu(ranks=10)), replace(
+            COPY, algorithm="two_shot", direction="pull", overlap="none", chunk_rows=0, depth=1, num_comm_blocks=2)),
+    "all_gather of small copies in the scale model": (
+        all_gather((36, 200), 4), replace(COPY, overlap="none", chunk_rows=0, depth=1)),
     "reduce_scatter uneven": (reduction((67, 33), 3, to=FullRow, dtype="float16"), replace(COPY, chunk_rows=64)),
 }
 

@@ -126,3 +126,25 @@ def test_the_own_shard_is_waited_for_where_a_tile_spans_it() -> None:
     found = verify(changed(lower(ag_gemm((512, 1024, 128), 8), SPANNING), _before_own), cache=None).counterexample
     assert found is not None
     assert found.rule == "race"
+
+
+@pytest.mark.parametrize("direction", ["push", "pull"])
+def test_where_nothing_overlaps_waits_come_first_and_signals_last(direction: str) -> None:
+    plan = lower(all_gather((256, 24), 4), Schedule(direction=direction, compute="generated", num_comm_blocks=2))
+    moved = next(launch for launch in plan.ranks[0] if launch.name == "comm.0")
+    kinds = [type(step) for step in moved.steps]
+    assert kinds == [*[Wait] * 3 * (direction == "pull"), *[Copy] * 3, *[Signal] * 3 * (direction == "push")]
+    assert verify(plan, cache=None).ok
+
+
+def test_a_ring_passes_on_what_it_has_waited_for() -> None:
+    plan = lower(all_gather((256, 24), 4), Schedule(algorithm="ring", compute="generated", num_comm_blocks=2))
+    kinds = [type(step) for step in next(launch for launch in plan.ranks[0] if launch.name == "comm.0").steps]
+    assert kinds == [Copy, Signal, Wait, Copy, Signal, Wait, Copy, Signal]
+    assert verify(plan, cache=None).ok
+
+
+def test_a_flat_tensor_is_cut_into_no_more_chunks_than_a_table_should_hold() -> None:
+    flat, rows = space(all_gather((2**26,), 8)), space(all_gather((2**14, 2**12), 8))
+    assert {s.overlap for s in flat} == {"none"}
+    assert {s.overlap for s in rows} == {"none", "chunked", "fused"}

@@ -94,6 +94,7 @@ def test_a_space_among_recorded_schedules_counts_the_others() -> None:
     (ag_gemm((4098, 10240, 8192)), "even_products"),
     (ag_gemm((512, 1021, 512)), "even_columns"),
     (ag_gemm((2**20, 2**20, 2**20)), "gpu_memory"),
+    (all_gather((2**26,), 8), "chunk_count"),
     (ag_gemm(dtype="int8", out_dtype="int32"), "library_dtype"),
     (ag_gemm((4096, 10240, 8190)), "operand_alignment"),
     (ag_gemm(dtype="float32"), "wgmma_dtype"),
