@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import islice
 
 import sqlalchemy as sa
 
@@ -80,7 +81,8 @@ def explain_miss(
         found = sorted(asked.near_groups(), key=lambda near: (len(near[1]), near[0].environment_id * -1))
         if found and not found[0][1]:
             return _no_difference(connection, found[0][0], digest_of(schedule))
-        nearest = tuple(_nearest(connection, group, differs, digest_of(schedule)) for group, differs in found[:limit])
+        shown = (_nearest(connection, group, differs, digest_of(schedule)) for group, differs in found)
+        nearest = tuple(islice((near for near in shown if near is not None), limit))
     if not nearest:
         return Miss(f"no exact match: nothing is stored for {asked.op or 'workload ' + digest_of(workload)}")
     return Miss(f"no exact match: {differences_text(nearest[0].differences)}", nearest)
@@ -167,13 +169,15 @@ def _label(schedule: ScheduleKey | str) -> str:
     return schedule if isinstance(schedule, str) else schedule.label or schedule.digest
 
 
-def _nearest(connection: sa.Connection, group: Group, differs: Differences, schedule: str) -> Nearest:
-    """The trial of a group to show: the newest of the schedule asked for, else the fastest."""
+def _nearest(connection: sa.Connection, group: Group, differs: Differences, schedule: str) -> Nearest | None:
+    """The trial of a group to show: the newest of the schedule asked for, else the fastest; None where all are deleted."""
     statement = sa.select(Trial.id, Trial.source, Trial.status, Trial.value_us).where(*in_group(group)).limit(1)
     own = statement.join(Schedule, Schedule.id == Trial.schedule_id).where(Schedule.digest == schedule)
     row = connection.execute(own.order_by(Trial.id.desc())).first()
     if row is None:
-        row = connection.execute(statement.order_by(Trial.value_us.is_(None), Trial.value_us)).one()
+        row = connection.execute(statement.order_by(Trial.value_us.is_(None), Trial.value_us)).first()
+    if row is None:
+        return None
     return Nearest(int(row[0]), str(row[1]), str(row[2]), row[3], differs)
 
 

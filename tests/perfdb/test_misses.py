@@ -73,6 +73,16 @@ def test_a_hit_has_nothing_to_explain(db: perfdb.Database, make: Make) -> None:
     assert explain(db, make()) == perfdb.Miss("no field differs: trial 1 is an exact match")
 
 
+def test_groups_whose_trials_were_deleted_by_hand_are_passed_over(db: perfdb.Database, make: Make) -> None:
+    db.record_many([make(driver="590"), make(driver="600")])
+    with db.write() as connection:
+        connection.exec_driver_sql("DELETE FROM trial WHERE id = 1")
+    assert [near.trial_id for near in explain(db, make()).nearest] == [2]
+    with db.write() as connection:
+        connection.exec_driver_sql("DELETE FROM trial")
+    assert explain(db, make()).reason == "no exact match: nothing is stored for ag_gemm"
+
+
 def test_an_unknown_digest_has_nothing_to_compare(db: perfdb.Database, make: Make) -> None:
     db.record(make())
     trial = make()
