@@ -55,6 +55,7 @@ MESSAGES = (1, 4, 16, 64)  # rows
 SIZES = {"64 KB": 8, "256 KB": 32, "1 MB": 128, "4 MB": 512, "16 MB": 2048, "64 MB": 8192}  # rows of a whole tensor
 MOVES = {"all_gather": (ts.FullRow, ts.Replicate), "reduce_scatter": (ts.Partial, ts.FullRow),
          "all_reduce": (ts.Partial, ts.Replicate)}  # operations that torch's symmetric memory has on ranks that share a GPU
+RESULTS = Path(__file__).parent / "results"
 BOUND = "compute_only"  # no peer: what no overlap can beat
 
 
@@ -161,7 +162,7 @@ TABLES: dict[str, Callable[[Sequence[int]], Table]] = {
 
 def arguments(description: str | None, trials: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--output", type=Path, required=True,
+    parser.add_argument("-o", "--output", type=Path, default=RESULTS,
                         help="a file, or a folder where several tables are measured; rows that are there are kept")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--only", nargs="+", default=[""], help="rows whose label holds one of these texts")
@@ -179,10 +180,16 @@ def run(tables: Sequence[Table], given: argparse.Namespace) -> None:
     began = time.monotonic()
     written = {table.name: Written(_path(given, table, len(tables)), {**common.header(table.name), **table.extra})
                for table in tables}
-    todo = [(table, row) for table in tables for row in table.rows
-            if any(text in row.label for text in given.only) and row.spec.world in given.ranks
-            and (row.label,) not in written[table.name].done]
-    with ProcessPoolExecutor(FORESEEING) as pool:
+    named = [(table, row) for table in tables for row in table.rows
+             if any(text in row.label for text in given.only) and row.spec.world in given.ranks]
+    if not named:
+        raise RunnerError("a row is named", f"--only {' '.join(given.only)}, --ranks {' '.join(map(str, given.ranks))}",
+                          f"as {tables[0].rows[0].label!r} is" if tables[0].rows else "name other ranks")
+    todo = [(table, row) for table, row in named if (row.label,) not in written[table.name].done]
+    if todo:
+        ts.Topology.detect()  # without a GPU nothing is made ahead
+    pool = ProcessPoolExecutor(FORESEEING)
+    try:
         foreseen = {row: pool.submit(_foresee, row.spec) for _, row in todo}
         kinds = dict.fromkeys((row.spec.topology, row.bounds) for _, row in todo)
         for topology, bounds in kinds:
@@ -198,8 +205,8 @@ def run(tables: Sequence[Table], given: argparse.Namespace) -> None:
                         found = _tried(runner, table, row, given, known[table.name])
                         written[table.name].add(found)
                         _print(found)
-        for future in foreseen.values():
-            future.cancel()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _path(given: argparse.Namespace, table: Table, tables: int) -> Path:

@@ -34,10 +34,11 @@ from tilescale.schedules.space import Space
 from tilescale.spec.declaration import Spec
 
 BEFORE = "4xA100-NVLink"  # a machine of sm_80
-RANKS = 2  # kernels of more differ in how many parts a sum has
+RANKS = 2
+MANY = 8  # whose kernels have more parts in a sum, and in a tile the rows of two owners, or of several shards
 LOCAL_ROWS, LAYERS = (1, 16, 64, 512, 8192), 3  # every third of them
 # What kernels differ by.
-SHAPING = ("transport", "direction", "algorithm", "overlap", "protocol", "block_m", "block_n", "num_stages")
+SHAPING = ("transport", "direction", "algorithm", "overlap", "chunk_order", "protocol", "block_m", "block_n", "num_stages")
 
 
 def workloads() -> Iterator[Spec]:
@@ -46,7 +47,8 @@ def workloads() -> Iterator[Spec]:
     for m, layer in product(LOCAL_ROWS, tuple(products.layers())[::LAYERS]):
         yield products.declare(m, layer, alone)
     for op, kind in product(beside.SHAPES, ("shared_gpu", beside.MACHINE)):
-        yield beside.layers(op, RANKS, kind)[0].spec
+        for ranks, dtype in product((RANKS, MANY), dict.fromkeys((None, beside.ROUNDED.get(op)))):
+            yield beside.layers(op, ranks, kind, dtype)[0].spec
     before = ts.Topology.named(BEFORE).with_ranks(RANKS)
     for op in beside.SHAPES:
         spec = beside.layers(op, RANKS, "shared_gpu")[0].spec

@@ -1,6 +1,6 @@
 """all_gather, reduce_scatter and all_reduce of 64 KB to 64 MB on ranks that share a GPU, beside torch's symmetric memory.
 
-    python benchmarks/family_rows.py -o benchmarks/results/family.json [--ops OP ...] [--sizes "64 KB" ...] [--ranks 2 4 8]
+    python benchmarks/family_rows.py [-o FILE] [--ops OP ...] [--sizes "64 KB" ...] [--ranks 2 4 8]
         [--inputs ordinary symmetric] [--seconds 3]
 
 The peer of a row is the fastest of torch's operators for it: all_gather and reduce_scatter by copies, one that reads
@@ -12,6 +12,7 @@ peers read them, on both sides.
 from __future__ import annotations
 
 import beside
+import common
 
 
 def main() -> None:
@@ -25,4 +26,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    common.run(main)

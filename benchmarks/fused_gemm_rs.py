@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import beside
+import common
 
 
 def main() -> None:
@@ -11,4 +12,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    common.run(main)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ import common
 import products
 
 import tilescale as ts
+from tilescale.errors import MissingDependency
 from tilescale.runtime.gpu_runner import GpuRunner, Limits
 from tilescale.runtime.sampling import Bounds
 from tilescale.schedules.schedule import Schedule
@@ -84,6 +86,9 @@ def main() -> None:
     if parser.parse_args().once:
         run_once()
         return
+    if shutil.which("ncu") is None:
+        raise MissingDependency("a profile is made by Nsight Compute", "no ncu on the PATH",
+                                "install it beside the CUDA toolkit")
     row = {key: value for key, value in best().items() if not key.startswith("samples")}
     result = {**common.header("gemm_profile"), "product": row, "ours": profile(OURS, 1)}
     path = RESULTS / "gemm_profile.json"
@@ -97,4 +102,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    common.run(main)

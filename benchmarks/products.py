@@ -20,6 +20,7 @@ import common
 import written
 
 import tilescale as ts
+from tilescale.errors import RunnerError
 from tilescale.runtime.gpu_runner import GpuRunner
 from tilescale.runtime.sampling import Bounds
 from tilescale.schedules.schedule import Schedule
@@ -90,9 +91,11 @@ def table(name: str, given: argparse.Namespace, summary: written.Summary = writt
 def measure(found: written.Written, given: argparse.Namespace) -> None:
     """A row for every layer and M that `found` lacks, written when it is there, until `given.seconds` are over."""
     topology = ts.Topology.detect().with_ranks(1)
-    work = [(m, layer, declare(m, layer, topology)) for m in given.m for layer in layers()
-            if (layer.name, m, layer.n, layer.k) not in found.done
-            and any(text in f"{layer.name} M={m}" for text in given.only)]
+    named = [(m, layer) for m in given.m for layer in layers() if any(text in f"{layer.name} M={m}" for text in given.only)]
+    if not named:
+        raise RunnerError("a row is named", f"--only {' '.join(given.only)}", 'as "llama-3-8b mlp_up M=512" is')
+    work = [(m, layer, declare(m, layer, topology)) for m, layer in named
+            if (layer.name, m, layer.n, layer.k) not in found.done]
     if not work:
         return
     started = time.monotonic()

@@ -1,11 +1,12 @@
 """All tables of ranks that share a GPU in one run: ranks of one kind are started once for all of them.
 
-    python benchmarks/shared_gpu.py -o FOLDER [--tables NAME ...]
+    python benchmarks/shared_gpu.py [-o FOLDER] [--tables NAME ...]
 """
 
 from __future__ import annotations
 
 import beside
+import common
 
 
 def main() -> None:
@@ -16,4 +17,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    common.run(main)

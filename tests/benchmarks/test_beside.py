@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tilescale.errors import RunnerError
+from tilescale.errors import RunnerError, TopologyError
 from tilescale.runtime.baselines import Timing, names_for
 from tilescale.runtime.measure import Measurement
 from tilescale.schedules.schedule import Schedule
@@ -79,6 +82,7 @@ def run(beside: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(beside, "ProcessPoolExecutor", ThreadPoolExecutor)
     monkeypatch.setattr(beside, "_foresee", lambda spec: ())
     monkeypatch.setattr(beside, "_round_trip", lambda topology: {"round_trip_us": 2.0})
+    monkeypatch.setattr(beside.ts.Topology, "detect", lambda: Topology.named("8xH200-NVSwitch"))
     monkeypatch.setattr(Runner, "raced", [])
     monkeypatch.setattr(Runner, "broken", ())
 
@@ -121,6 +125,61 @@ def test_a_second_run_measures_what_is_missing(run: Any, beside: Any, monkeypatc
     assert Runner.raced == ["all_reduce 4x4096 bfloat16 w2"]
     assert len(rows) == len({row["label"] for row in rows}) == len(beside.MESSAGES)
     assert all("ratio" in row for row in rows)
+
+
+def test_without_a_gpu_nothing_is_made_ahead(run: Any, beside: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> Topology:
+        raise TopologyError("a GPU is here", "none")
+
+    foreseen: list[Spec] = []
+    monkeypatch.setattr(beside, "_foresee", foreseen.append)
+    monkeypatch.setattr(beside.ts.Topology, "detect", absent)
+    with pytest.raises(TopologyError, match="a GPU is here"):
+        run()
+    assert foreseen == []
+
+
+def test_what_was_not_begun_is_dropped_where_ranks_do_not_start(
+    run: Any, beside: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def foresee(spec: Spec) -> tuple[Schedule, ...]:
+        foreseen.append(spec)
+        time.sleep(0.2)
+        return ()
+
+    def absent(self: Runner) -> None:
+        raise RunnerError("ranks start", "no MPS")
+
+    foreseen: list[Spec] = []
+    monkeypatch.setattr(beside, "_foresee", foresee)
+    monkeypatch.setattr(Runner, "start", absent)
+    with pytest.raises(RunnerError, match="ranks start"):
+        run()
+    assert len(foreseen) < len(beside.MESSAGES)
+
+
+@pytest.mark.parametrize("words", [("--only", "9 KB"), ("--ranks", "3", "--only", "ranks=4")])
+def test_rows_that_no_table_has_are_an_error(run: Any, words: tuple[str, ...]) -> None:
+    with pytest.raises(RunnerError, match=r"a row is named.*all_reduce 8 KB ranks="):
+        run(*words)
+
+
+def test_a_table_is_written_among_the_results_unless_told_elsewhere(beside: Any) -> None:
+    given = beside.arguments("", trials=2).parse_args([])
+    table = beside.all_reduce_small([2])
+    assert beside._path(given, table, 1) == ROOT / "benchmarks" / "results" / "all_reduce_small.json"
+
+
+SCRIPTS = ("all_reduce_small", "family_rows", "fused_ag_gemm", "fused_gemm_ar", "fused_gemm_rs", "overlap", "shared_gpu")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_what_goes_wrong_is_a_line(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, f"benchmarks/{name}.py", "--ranks", "2", "--only", "nothing", "-o", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: a row is named; got: --only nothing")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_rows_of_other_sources_stay_until_they_are_measured_again(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tilescale.errors import RunnerError
 from tilescale.spec.op import Spec
 from tilescale.spec.topology import Topology
 
@@ -92,6 +96,20 @@ def test_no_row_is_begun_when_the_time_is_over(products: Any, tmp_path: Path, ca
     products.measure(products.table("gemm", given), given)
     assert "stopped after 0 of 4 rows" in capsys.readouterr().out
     assert Runner.raced == []
+
+
+def test_rows_that_no_table_has_are_an_error(products: Any, tmp_path: Path) -> None:
+    with pytest.raises(RunnerError, match=r"a row is named.*--only sideways"):
+        run(products, tmp_path / "gemm.json", "--only", "sideways")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_profile_without_the_profiler_is_a_line() -> None:
+    command = [sys.executable, "benchmarks/gemm_profile.py"]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PATH": ""}, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == ("error: a profile is made by Nsight Compute; got: no ncu on the PATH; "
+                           "install it beside the CUDA toolkit\n")
 
 
 @pytest.mark.parametrize(("words", "sources"), [((), {"now"}), (("--keep-older",), {"now", "before"})])
