@@ -37,6 +37,7 @@ def walked(spec: Spec, schedule: Schedule, rank: int = 0) -> list[int]:
     (gemm_rs((384, 256, 384), 3), BEHIND, [3]),
     (gemm_rs((384, 256, 384), 3), BY_CHUNK, [2, 2, 2]),  # two chunks of both peers, the own two
     (gemm_rs((384, 256, 384), 3), replace(BY_CHUNK, chunk_order="peer_major"), []),
+    (gemm_rs((768, 256, 384), 3), replace(BY_CHUNK, chunk_order="peer_major"), []),  # own chunks follow each other
     (gemm_rs((300, 256, 384), 3), BEHIND, [3]),
     (gemm_rs((299, 256, 384), 3), BEHIND, []),  # the owner in the middle has a row less
     (ag_gemm((384, 384, 128), 3), GATHERED, [3]),
@@ -81,6 +82,14 @@ def test_they_are_proved_and_emulated_right(name: str, ranks: int) -> None:
     assert verify(lower(spec, schedule), cache=None).ok
     emulation = emulate(spec, schedule, seed=ranks)
     assert emulation.ok, emulation.report
+
+
+@pytest.mark.parametrize("order", ["peer_major", "chunk_major"])
+@pytest.mark.parametrize("chunk_rows", [64, 512])
+def test_stand_ins_of_many_chunks_run_the_same_binaries(order: str, chunk_rows: int) -> None:
+    spec, schedule = gemm_rs((8192, 8192, 28672), 4), replace(BY_CHUNK, chunk_order=order, chunk_rows=chunk_rows)
+    found = small(spec, schedule)
+    assert emit(found.spec, found.schedule, found.plan).binary_digest == emit(spec, schedule).binary_digest
 
 
 def test_stand_ins_keep_owners_of_as_few_rows() -> None:

@@ -397,7 +397,7 @@ class _Block:
                 parts = [base + source_offset for base in machine.members(self.slot(source, calls))]
                 self.total(parts, self.slot(target, calls) + target_offset, size, unit=16)
             elif kind == KIND_GEMM and self.index == 0:  # the first block of a gang does the products of all
-                operand = source + (calls & 1 if value == 2 else 0)
+                operand = source + (calls & 1 if value & 255 == 2 else 0)  # above, how many are walked as one
                 self.multiply(operand, size, source_offset, rows, self.slot(target, calls) + target_offset)
             yield True
         self.finish(calls)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 import moved_mutants  # noqa: F401  its kinds, and those of the next
 import product_mutants  # noqa: F401
@@ -344,6 +344,12 @@ def _early(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
 
 @kind("use before its wait", Wait)
 def _late(plan: Plan, rank: int, steps: Steps, at: int) -> Steps | None:
+    first = at - len(list(takewhile(lambda step: isinstance(step, Wait), reversed(steps[:at]))))
+    waits = len(list(takewhile(lambda step: isinstance(step, Wait), steps[first:])))
+    copies = len(list(takewhile(lambda step: isinstance(step, Copy), steps[first + waits :])))
+    if waits == copies > 1:  # waited for side by side, a copy each
+        use = at + waits
+        return [*steps[:at], steps[use], *steps[at:use], *steps[use + 1 :]]
     if at + 1 >= len(steps) or isinstance(steps[at + 1], Signal | Wait):
         return None
     return [*steps[:at], steps[at + 1], steps[at], *steps[at + 2 :]]

@@ -38,6 +38,8 @@ def _joins(schedule: Schedule, before: Sequence[Gemm], product: Gemm) -> bool:
 
 def together(spec: Spec, schedule: Schedule, launch: Launch) -> bool:
     """Whether blocks of a launch walk products as one: there are some, and blocks wait for nothing in between."""
+    if schedule.overlap == "fused" and schedule.chunk_order != "chunk_major":
+        return False  # each chunk of an owner is told of behind it
     steps = list(launch.steps)
     if launch.family != "gemm" or len(launch.roles) > 1 or tile.mma_sync(spec) or tile.cluster(schedule) > 1:
         return False
