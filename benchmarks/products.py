@@ -74,7 +74,7 @@ def arguments(description: str | None, name: str, rounds: int, rows_m: Sequence[
     parser.add_argument("--seconds", type=float, default=1800.0, help="no row is begun after so many")
     parser.add_argument("-m", type=int, nargs="+", default=list(rows_m))
     parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT",
-                        help='rows whose name, such as "llama-3-8b mlp_up M=512", holds one of these texts')
+                        help='rows whose name, as "llama-3-8b mlp_up M=512" is, holds one of these texts; others stay')
     parser.add_argument("-o", "--output", type=Path, default=RESULTS / f"{name}.json",
                         help="rows of the same sources that are there are kept and not measured again")
     parser.add_argument("--db", help="a performance database: searches learn from earlier rows and runs")
@@ -85,7 +85,8 @@ def arguments(description: str | None, name: str, rounds: int, rows_m: Sequence[
 
 def table(name: str, given: argparse.Namespace, summary: written.Summary = written.ratios) -> written.Written:
     """The file that rows are joined in."""
-    return written.Written(given.output, common.header(name), KEYS, keep_older=given.keep_older, summary=summary)
+    older = given.keep_older or given.only != [""]
+    return written.Written(given.output, common.header(name), KEYS, keep_older=older, summary=summary)
 
 
 def measure(found: written.Written, given: argparse.Namespace) -> None:

@@ -112,7 +112,8 @@ def test_a_profile_without_the_profiler_is_a_line() -> None:
                            "install it beside the CUDA toolkit\n")
 
 
-@pytest.mark.parametrize(("words", "sources"), [((), {"now"}), (("--keep-older",), {"now", "before"})])
+@pytest.mark.parametrize(("words", "sources"), [
+    ((), {"now"}), (("--keep-older",), {"now", "before"}), (("--only", "up M=16"), {"now", "before"})])
 def test_rows_of_older_sources_stay_when_asked(
     products: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], sources: set[str]
 ) -> None:
