@@ -146,9 +146,11 @@ class SumPlan:
         return [(owner, chunk, True) for owner, chunk in self.targets] + [(self.rank, chunk, False) for chunk in self.own]
 
     def groups(self) -> list[list[tuple[int, Chunk, bool]]]:
-        """Products between which nothing is told: one each; or, where chunks of all owners come in turn and are stored
-        there, those of a chunk, and the own ones."""
+        """Products between which nothing is told: one each. Of those that are stored at their owners all; or, where chunks
+        of all owners come in turn, those of a chunk, and the own ones."""
         products = self.products()
+        if self.geo.scatter and self.shape.overlap == "none":
+            return [products]
         if not (self.geo.scatter and self.shape.order == "chunk_major"):
             return [[product] for product in products]
         return [list(group) for _, group in groupby(products, lambda p: p[1].index if p[2] else -1)]
@@ -220,9 +222,8 @@ def sum_none(plan: SumPlan) -> None:
     """One thing after the other on one stream: the product, the parts for the peers, the sums. Without a product and with
     blocks that copy, all of it is one launch of one gang: what small messages want."""
     geo, shape = plan.geo, plan.shape
-    if geo.scatter:
-        _scattered_product(plan)
-        plan.finish()
+    if geo.scatter:  # products of one group: nothing is sent but by their stores
+        sum_fused(plan)
         return
     if geo.sum.computes and geo.sum.rows:
         whole = Chunk(0, 0, geo.sum.rows)
@@ -246,16 +247,6 @@ def sum_none(plan: SumPlan) -> None:
         steps = [*batched(flat(plan.give())), *plan.totals(blocks, blocks), *batched(flat(plan.collect(blocks)))]
         plan.add("all", 0, [plan.blocks("all", blocks, steps)])
     plan.finish()
-
-
-def _scattered_product(plan: SumPlan) -> None:
-    """Products for all owners, stored there, and then told of: nothing comes between them, so blocks take their tiles in
-    the order that reads B once."""
-    products = plan.products()
-    steps: list[Step] = [plan.geo.product(plan.rank, owner, chunk) for owner, chunk, _ in products if chunk.rows]
-    told = [step for owner, chunk, awaited in products if awaited for step in plan.tell(owner, chunk)]
-    plan.add("work", 0, [plan.blocks("work", plan.shape.work_blocks, [*steps, *told])], family="gemm")
-    plan.sum_up(plan.shape.work_blocks)
 
 
 def sum_fused(plan: SumPlan) -> None:

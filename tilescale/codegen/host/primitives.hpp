@@ -308,7 +308,8 @@ inline u64 pair_bits(float low, float high) {
   return bits[0] | static_cast<u64>(bits[1]) << 32;
 }
 
-// The log of the emulator. What boxes load belongs to the step that has begun, and to that of `step_shared` too. `log_wait` notes what a wait wants even where the counter is there already.
+// The log of the emulator. What boxes load belongs to the step that has begun, and to that of `step_shared` too. `log_wait`
+// notes what a wait wants even where the counter is there already.
 void step_begin(u32 id);
 void step_end();
 void step_shared(u32 id);
