@@ -160,7 +160,8 @@ def test_copies_that_are_taken_together_read_nothing_that_one_of_them_writes() -
     several = 0
     for spec in (all_gather((64, 24), 4), all_gather((64, 24), 4, inputs="symmetric"), reduction((64, 24), 4),
                  reduction((64, 24), 4, to=FullRow), ag_gemm((256, 512, 128), 4),
-                 ag_gemm((256, 512, 128), 4, gathered=True), gemm_rs((256, 128, 256), 4, out="Replicate"), exchange("columns", 4)):
+                 ag_gemm((256, 512, 128), 4, gathered=True), gemm_rs((256, 128, 256), 4, out="Replicate"),
+                 exchange("columns", 4)):
         for schedule in space(spec).schedules[::3]:
             for launch in (launch for rank in lower(spec, schedule).ranks for launch in rank):
                 for role in launch.roles:
