@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support import ag_gemm, all_gather, exchange, gemm_rs, local_gemm, reduction, topology
+from support import ag_gemm, all_gather, contraction, exchange, gemm_rs, in_blocks, local_gemm, reduction, topology
 
 from tilescale.errors import SpecError
 from tilescale.runtime.emulate import Conditions, emulate
@@ -67,6 +67,7 @@ def test_products_of_no_rows_are_not_generated() -> None:
 @pytest.mark.parametrize("spec", [
     redistribute(Tensor((4, 0, 8), "bfloat16", FullRow), Shard(1), topology(4)), ag_gemm((64, 0, 64)),
     gemm_rs((64, 64, 0)), local_gemm((0, 64, 64)), all_gather((64, 0)),
+    contraction("weight_gather_gemm", (0, 64, 64)), contraction("ag_gemm_k", (0, 64, 64)), in_blocks(4, (0, 64, 64)),
 ], ids=lambda spec: spec.label)
 def test_what_holds_nothing_else_has_no_kernels(spec: Spec) -> None:
     assert spec.link_bytes >= 0

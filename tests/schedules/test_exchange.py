@@ -155,7 +155,7 @@ def test_blocks_share_a_copy_in_the_order_of_its_loops(turned: bool) -> None:
     def copy(source: str, target: str, loops: tuple[tuple[int, int], ...]) -> Copy:
         return Copy(Region(source, 0, 0, size, loops), Region(target, 0, 0, size, loops))
 
-    steps = (copy("a", "staging", here), copy("staging", "out", there if turned else here))
+    steps = (copy("a", "staging", here), Signal(0, 0), copy("staging", "out", there if turned else here))
     launch = Launch("all", 0, (Role("all", "blocks", 4, steps),), (), "copy", 64)
     whole = (Region("out", 0, 0, size), Region("a", 0, 0, size))
     plan = Plan("copy", buffers, 1, ((launch,),), Goal("a", "out", (), 1, 1, False, pieces=(whole,)), 16, 232448)

@@ -7,16 +7,15 @@ from dataclasses import replace
 
 import pytest
 from mutations import changed
-from support import ag_gemm, all_gather, exchange, gemm_rs, reduction
+from support import ag_gemm, all_gather
 
 from tilescale.schedules.geometry import spanned
 from tilescale.schedules.lower import lower
-from tilescale.schedules.plan import Copy, Gemm, Plan, Region, Signal, Step, Wait
+from tilescale.schedules.plan import Copy, Gemm, Plan, Signal, Step, Wait
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import space
 from tilescale.schedules.verify import verify
 from tilescale.spec.op import Spec
-from tilescale.spec.views import FullRow
 
 PUSH = Schedule(overlap="fused", compute="generated", chunk_rows=64, depth=2, num_comm_blocks=4)
 
@@ -149,28 +148,3 @@ def test_a_flat_tensor_is_cut_into_no_more_chunks_than_a_table_should_hold() -> 
     flat, rows = space(all_gather((2**26,), 8)), space(all_gather((2**14, 2**12), 8))
     assert {s.overlap for s in flat} == {"none"}
     assert {s.overlap for s in rows} == {"none", "chunked", "fused"}
-
-
-def meet(one: Region, other: Region) -> bool:
-    return (one.buffer, one.rank) == (other.buffer, other.rank) and one.offset < other.end and other.offset < one.end
-
-
-def test_copies_that_are_taken_together_read_nothing_that_one_of_them_writes() -> None:
-    # Kernels load from up to eight neighbours before they store the first: only independent copies may stand so.
-    several = 0
-    for spec in (all_gather((64, 24), 4), all_gather((64, 24), 4, inputs="symmetric"), reduction((64, 24), 4),
-                 reduction((64, 24), 4, to=FullRow), ag_gemm((256, 512, 128), 4),
-                 ag_gemm((256, 512, 128), 4, gathered=True), gemm_rs((256, 128, 256), 4, out="Replicate"),
-                 exchange("columns", 4)):
-        for schedule in space(spec).schedules[::3]:
-            for launch in (launch for rank in lower(spec, schedule).ranks for launch in rank):
-                for role in launch.roles:
-                    written: list[Region] = []
-                    for step in role.steps:
-                        if not isinstance(step, Copy):
-                            written = []
-                            continue
-                        several += bool(written)
-                        assert not any(meet(step.src, each) for each in written), f"{schedule.label} {launch.name}"
-                        written.append(step.dst)
-    assert several > 100

@@ -8,7 +8,10 @@ import pytest
 from handmade import ROW, chunked, drop, edit, find, fused_push, gemm, pull, ring
 
 from tilescale import canon
+from tilescale.codegen.compile import INCLUDE
+from tilescale.schedules.boxes import Grids
 from tilescale.schedules.footprint import places
+from tilescale.schedules.neighbours import RULE, TOGETHER, reads_a_neighbour
 from tilescale.schedules.plan import Buffer, Copy, Gemm, Goal, Launch, Plan, Region, Role, Signal, Step, Wait
 from tilescale.schedules.story import Counterexample, Proof
 from tilescale.schedules.verify import LIMITS, verify
@@ -201,19 +204,41 @@ def test_a_gang_does_not_order_its_own_blocks() -> None:
     assert found.places[0].role == found.places[1].role == "all"
 
 
-def test_blocks_share_equal_copies_in_the_same_way() -> None:
+def through_staging(*between: Step, sizes: tuple[int, ...] = (4 * ROW,)) -> Plan:
+    """One rank whose four blocks copy the operand to a buffer, and in pieces from there to the output."""
     shard = 4 * ROW
-    base = pull(1)
-    steps = (
-        Copy(Region("a", 0, 0, shard), Region("gather", 0, 0, shard)),
-        Copy(Region("gather", 0, 0, shard), Region("out", 0, 0, shard)),
-    )
-    plan = replace(base, ranks=((Launch("copy", 0, (Role("copy", "blocks", 4, steps),)),),))
-    assert verify(plan, cache=None).ok
-    halves = tuple(
-        Copy(Region("gather", 0, at, shard // 2), Region("out", 0, at, shard // 2)) for at in (0, shard // 2)
-    )
-    refused(replace(base, ranks=((Launch("copy", 0, (Role("copy", "blocks", 4, (steps[0], *halves)),)),),)), "race")
+    steps: list[Step] = [Copy(Region("a", 0, 0, shard), Region("gather", 0, 0, shard)), *between]
+    for number, size in enumerate(sizes):
+        at = sum(sizes[:number])
+        steps.append(Copy(Region("gather", 0, at, size), Region("out", 0, at, size)))
+    return replace(pull(1), ranks=((Launch("copy", 0, (Role("copy", "blocks", 4, tuple(steps)),)),),))
+
+
+def test_blocks_share_equal_copies_in_the_same_way() -> None:
+    assert verify(through_staging(Signal(0, 0)), cache=None).ok
+    refused(through_staging(Signal(0, 0), sizes=(2 * ROW, 2 * ROW)), "race")
+
+
+def test_a_copy_reads_nothing_that_one_taken_together_with_it_writes() -> None:
+    found = refused(through_staging(), "race")
+    assert (found.message, found.buffer, found.places[0].step) == (RULE, "gather", 1)
+
+
+@pytest.mark.parametrize("distance", range(1, TOGETHER + 2))
+def test_as_many_copies_are_independent_as_kernels_take_together(distance: int) -> None:
+    # Copies of a row in one role: the one `distance` behind the first reads what the first has written.
+    def copy(source: str, target: str, at: int) -> Copy:
+        return Copy(Region(source, 0, at * ROW, ROW), Region(target, 0, at * ROW, ROW))
+
+    steps = [copy("a", "gather", at) for at in range(distance)] + [copy("gather", "out", 0)]
+    grids = Grids(pull(1))
+    assert (reads_a_neighbour(steps, grids) is None) == (distance >= TOGETHER)
+    shifted = [copy("a", "gather", at) for at in range(distance)] + [copy("out", "a", 0)]
+    assert reads_a_neighbour(shifted, grids) is None  # which is written after it is read
+
+
+def test_kernels_take_no_more_copies_together_than_the_proof_looks_at() -> None:
+    assert f"constexpr u32 kCopiesTogether = {TOGETHER};" in (INCLUDE / "tilescale" / "copy.cuh").read_text()
 
 
 def test_launches_of_a_stream_follow_each_other_and_others_need_after() -> None:

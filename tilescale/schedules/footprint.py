@@ -10,6 +10,7 @@ from typing import Any
 
 from tilescale.schedules.boxes import Box, Grids, axes, box_of, grid_of, meet, remaining, span, whole_of
 from tilescale.schedules.contracting import Problem, check_contract, check_groups, check_pass
+from tilescale.schedules.neighbours import RULE, reads_a_neighbour
 from tilescale.schedules.packets import check_buffer, check_launch, check_packets
 from tilescale.schedules.plan import (
     Buffer,
@@ -319,6 +320,19 @@ def check_steps(plan: Plan) -> Counterexample | None:
             problem = checks[type(step)](plan, rank, step)
             if problem:
                 return _refuse(*problem, _place(rank, number, launch, role, step))
+    return _check_neighbours(plan, grids)
+
+
+def _check_neighbours(plan: Plan, grids: Grids) -> Counterexample | None:
+    """Of copies that blocks may take together; those of copy engines run one behind the other."""
+    for rank, launches in enumerate(plan.ranks):
+        first = 0
+        for launch, role in ((of, role) for of in launches for role in of.roles):
+            found = reads_a_neighbour(role.steps, grids) if role.agent == "blocks" else None
+            if found is not None:
+                number, copy = found
+                return _refuse("race", RULE, _place(rank, first + number, launch, role, copy), copy.src)
+            first += len(role.steps)
     return None
 
 

@@ -239,11 +239,13 @@ def epilogue_limits(spec: Spec) -> str:
 
 def _empty_limits(spec: Spec) -> str:
     """Why there are no kernels where a tensor holds nothing; "" where there are: an operation that gathers or sums up no
-    rows does nothing, but ranks still wait for each other in it, as in any other call."""
-    kinds = {move.kind for move in spec.operation.moves}
+    rows does nothing, but ranks still wait for each other in it, as in any other call. One that gathers a contraction, or
+    has matrices in blocks, multiplies something."""
     if not any(0 in tensor.sizes for tensor in (*spec.inputs, spec.output)):
         return ""
-    if kinds & {"gather", "reduce_scatter", "all_reduce"} and all(0 not in sizes for sizes in (
+    of_rows = any(move.kind in ("reduce_scatter", "all_reduce") or (move.kind, move.operand, move.dim) == ("gather", 0, 0)
+                  for move in spec.operation.moves)
+    if of_rows and all(0 not in sizes for sizes in (
             spec.inputs[0].sizes[1:], spec.output.sizes[1:], *(tensor.sizes for tensor in spec.inputs[1:]))):
         return ""
     return "kernels move or multiply something: skip the call, and fill an output with zeros if only a contraction is empty"
