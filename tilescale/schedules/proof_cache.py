@@ -33,6 +33,7 @@ SOURCES = (
     "following.py",
     "footprint.py",
     "movement.py",
+    "neighbours.py",
     "order.py",
     "packets.py",
     "phases.py",
