@@ -61,11 +61,10 @@ def run_once() -> None:
         print(measured.status, measured.message, runner.baselines(spec, [products.PEER])[products.PEER].status)
 
 
-def profile(kernel: str, skip: int) -> dict[str, dict[str, str]]:
-    """Counters of one launch by section, each a value with its unit."""
+def profile(kernel: str) -> dict[str, dict[str, str]]:
+    """Counters of the first launch by section, each a value with its unit: ncu empties the caches before every pass."""
     command = ["ncu", "--csv", "--page", "details", "--print-units", "base", "--clock-control", "none",
-               "--target-processes", "all", "--kernel-name", f"regex:{kernel}", "--launch-skip", str(skip),
-               "--launch-count", "1",
+               "--target-processes", "all", "--kernel-name", f"regex:{kernel}", "--launch-count", "1",
                *(word for section in SECTIONS for word in ("--section", section)), "--metrics", ",".join(METRICS),
                sys.executable, __file__, "--once"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
@@ -90,11 +89,11 @@ def main() -> None:
         raise MissingDependency("a profile is made by Nsight Compute", "no ncu on the PATH",
                                 "install it beside the CUDA toolkit")
     row = {key: value for key, value in best().items() if not key.startswith("samples")}
-    result = {**common.header("gemm_profile"), "product": row, "ours": profile(OURS, 1)}
+    result = {**common.header("gemm_profile"), "product": row, "ours": profile(OURS)}
     path = RESULTS / "gemm_profile.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     try:
-        result["library"] = profile(LIBRARY, 2)
+        result["library"] = profile(LIBRARY)
         path.write_text(json.dumps(result, indent=1) + "\n")
     except (SystemExit, subprocess.TimeoutExpired) as error:
         print(f"the library's kernel was not profiled: {error}")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tilescale.codegen.host.build import INCLUDE
-from tilescale.runtime.emulate import Run, emulate
-from tilescale.runtime.emulator import run_isolated
+from tilescale.runtime.emulate import Run, emulate, steps_for
+from tilescale.runtime.emulator import STEP_LIMIT, run_isolated
 from tilescale.runtime.scaled import scaled
 from tilescale.schedules.lower import lower
 from tilescale.schedules.schedule import Schedule
@@ -151,3 +151,12 @@ def test_wrong_epilogues_are_found(name: str, tmp_path: Path) -> None:
     for file in (INCLUDE / "tilescale").iterdir():
         (folder / file.name).write_text(text.replace(old, new) if file.name == "epilogue.cuh" else file.read_text())
     assert not emulate(*CASES[FOUND_BY[name]], seed=1, include_dirs=[tmp_path]).ok
+
+
+def test_a_long_run_on_many_ranks_is_not_taken_for_one_that_never_ends() -> None:
+    spec = product("gemm_ar", "residual_rmsnorm", ranks=8, rows=104, columns=19)
+    schedule = Schedule(transport="copy_engine", algorithm="one_shot", overlap="none", compute="generated", **TILE)
+    emulation = emulate(spec, schedule)
+    assert emulation.ok, emulation.report
+    assert emulation.steps > STEP_LIMIT
+    assert steps_for(lower(product("gemm"), LOCAL), 3) == STEP_LIMIT  # of a small run

@@ -19,6 +19,7 @@ from tilescale.runtime.check import Array, first_wrong, from_bits, random_input,
 from tilescale.runtime.conformance import deviations
 from tilescale.runtime.emulator import (
     ADVERSARIES,
+    STEP_LIMIT,
     Job,
     Machine,
     Memory,
@@ -31,6 +32,8 @@ from tilescale.runtime.reference import NumpyArrays, Sums, add_up, aside, extras
 from tilescale.runtime.routed import POISON, Routed, routed
 from tilescale.runtime.routing import TURNS, routing_of
 from tilescale.runtime.scaled import Scaled, scaled
+from tilescale.schedules.footprint import accesses
+from tilescale.schedules.plan import Plan
 from tilescale.schedules.ragged import ragged
 from tilescale.schedules.schedule import Schedule
 from tilescale.spec.declaration import Spec
@@ -137,6 +140,14 @@ def prepare(spec: Spec, schedule: Schedule, seed: int, adversary: str, include_d
     return Run(scaled(spec, schedule), seed, adversary, include_dirs, conditions)
 
 
+def steps_for(plan: Plan, calls: int) -> int:
+    """After how many steps of the emulator a run is one that never ends: many times what a run takes that touches as many
+    bytes (sums of 8 ranks, with an epilogue of whole rows, take 0.2 steps a byte)."""
+    touched = sum(region.size for rank in range(plan.world) for *_, step in plan.steps_of(rank)
+                  for region, _ in accesses(step))
+    return max(STEP_LIMIT, calls * touched)
+
+
 class Run:
     """Memories and graph of one run, and what its outputs must be."""
 
@@ -146,7 +157,8 @@ class Run:
         self.spec, self.plan = small.spec, small.plan
         self.program = emit(small.spec, small.schedule, small.plan)
         self.world = small.spec.world
-        self.machine = Machine(seed, adversary, sm_share=small.plan.sm_share, late_rank=conditions.late_rank)
+        self.machine = Machine(seed, adversary, sm_share=small.plan.sm_share, late_rank=conditions.late_rank,
+                               step_limit=steps_for(small.plan, conditions.calls))
         self.rng, self.turn = np.random.default_rng(seed), seed
         self.libraries = [build_candidate(kernel.text, include_dirs) for kernel in self.program.kernels]
         self.memory = [self._memories(rank) for rank in range(self.world)]
