@@ -126,6 +126,27 @@ def test_a_profile_without_the_profiler_is_a_line() -> None:
                            "install it beside the CUDA toolkit\n")
 
 
+def test_the_longest_launch_is_the_one_that_is_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import gemm_profile
+
+    head = '"ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value"'
+    check, product = "nvjet_check", "nvjet_product"
+    rows = [("0", check, "Speed", "Duration", "ns", "36,832"), ("1", product, "Speed", "Duration", "ns", "203,100"),
+            ("1", product, "Compute", "SM Busy", "%", "91.6"), ("2", check, "Speed", "Duration", "ns", "36,900")]
+    lines = ["==PROF== connected", head, *(",".join(f'"{word}"' for word in row) for row in rows)]
+    (tmp_path / "said").write_text("\n".join(lines) + "\n")
+    (tmp_path / "ncu").write_text(f"#!/bin/sh\nwhile read -r line; do echo \"$line\"; done < {tmp_path / 'said'}\n")
+    (tmp_path / "ncu").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gemm_profile.profile("nvjet") == {
+        "Speed": {"kernel": "nvjet_product", "Duration": "203,100 ns"},
+        "Compute": {"kernel": "nvjet_product", "SM Busy": "91.6 %"}}
+    (tmp_path / "said").write_text("==PROF== no kernels\n")
+    with pytest.raises(SystemExit, match="ncu reported nothing: ==PROF== no kernels"):
+        gemm_profile.profile("nvjet")
+
+
 @pytest.mark.parametrize(("words", "sources"), [
     ((), {"now"}), (("--keep-older",), {"now", "before"}), (("--only", "up M=16"), {"now", "before"})])
 def test_rows_of_older_sources_stay_when_asked(
