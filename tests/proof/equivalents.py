@@ -115,6 +115,9 @@ BY_NAME = {
     ("all_gather multimem", "data of a wrong peer"): (
         "one store gives all ranks the same bytes, before the signals that tell of it: the peer's are there, too"
     ),
+    ("copies of an empty shard", "data of a wrong peer"): (
+        "a rank tells its peers behind all of its copies: where one peer is told, the rows have come to the other one, too"
+    ),
     ("all_reduce multimem one_shot", "data to a wrong peer"): (
         "a sum over all ranks does not depend on whose part lies where; ranks tell when theirs lies there"
     ),
@@ -210,12 +213,15 @@ def waited_before(plan: Plan, rank: int, step: Wait) -> bool:
 
 
 def own_sum(plan: Plan, rank: int, counter: int) -> bool:
-    """Whether each wait of `rank` for `counter` stands before a copy of what the same role has added up, byte for byte."""
+    """Whether each wait of `rank` for `counter` stands before a copy of what the same role has added up, byte for byte: of
+    waits that stand side by side, the first is for the first copy behind them."""
     waits = [(role.steps, at) for launch in plan.ranks[rank] for role in launch.roles for at, s in enumerate(role.steps)
              if isinstance(s, Wait) and s.counter == counter]
 
     def kept(steps: tuple[object, ...], at: int) -> bool:
-        copy = steps[at + 1] if at + 1 < len(steps) else None
+        before = sum(1 for _ in takewhile(lambda s: isinstance(s, Wait), reversed(steps[:at])))
+        behind = at + sum(1 for _ in takewhile(lambda s: isinstance(s, Wait), steps[at:])) + before
+        copy = steps[behind] if behind < len(steps) else None
         return isinstance(copy, Copy) and any(
             isinstance(s, Sum) and s.dst == copy.src and s.srcs[0].size == s.dst.size for s in steps[:at])
 

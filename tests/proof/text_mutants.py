@@ -192,6 +192,7 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
                      **dict.fromkeys(("load_tile", "contract_producer", "contract_consumer"), (
                          "segments", "segments, col", "segments, turned", "panels in slots",
                          "panels of few tiles in slots")),
+                     "contract_tile": ("segments", "segments, large", "panels"),
                      "": ("segments", "segments, col", "segments, turned")},
     "copy.cuh": {
         "copy_by_tma": ("tma", "tma small", "rows at pitches"),
