@@ -250,12 +250,11 @@ def _tried(runner: GpuRunner, table: Table, row: Row, given: argparse.Namespace,
 def _measured(runner: GpuRunner, table: Table, row: Row, given: argparse.Namespace) -> dict[str, Any]:
     tuned = ts.tune(row.spec, given.trials, given.seconds, given.db, runner=runner)
     names = names_for(row.spec)
-    finalists = [tuned.best, *tuned.ties[:1]]
-    rounds = runner.race(row.spec, finalists, names, ROUNDS)
+    best = tuned.best
+    rounds = runner.race(row.spec, [best], names, ROUNDS)
     able = [name for name in names if name in rounds[0]]
     lacking = [name for name in names if name not in rounds[0]]
-    times = {schedule.digest: _slowest(rounds, schedule.digest) for schedule in finalists}
-    best = min(finalists, key=lambda schedule: statistics.median(times[schedule.digest]))
+    times = _slowest(rounds, best.digest)
     peers = {name: _slowest(rounds, name) for name in able}
     medians = {name: statistics.median(samples) for name, samples in peers.items()}
     not_run = {name: timing.message for name, timing in
@@ -263,7 +262,7 @@ def _measured(runner: GpuRunner, table: Table, row: Row, given: argparse.Namespa
     peer = min((name for name in medians if name not in table.beside), key=medians.__getitem__, default=None)
     if peer is None:
         raise RunnerError("a row has a peer that runs", not_run, "see what each of them says")
-    ours = statistics.median(times[best.digest])
+    ours = statistics.median(times)
     return {
         "label": row.label, "workload": row.spec.label, "source": runner.source, "schedule": best.label,
         "digest": best.digest, "candidates": len(tuned.rows), "ours_us": round(ours, 2), "peer": peer,
@@ -271,7 +270,7 @@ def _measured(runner: GpuRunner, table: Table, row: Row, given: argparse.Namespa
         "peers_us": {name: round(value, 2) for name, value in medians.items()},
         "not_run": not_run,
         "tried_us": {trial.schedule.label: trial.value_us and round(trial.value_us, 1) for trial in tuned.rows},
-        "samples_ours_us": times[best.digest], "samples_theirs_us": peers[peer],
+        "samples_ours_us": times, "samples_theirs_us": peers[peer],
     }
 
 

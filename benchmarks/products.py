@@ -27,12 +27,10 @@ from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import Space
 from tilescale.spec.declaration import Spec
 from tilescale.tuner.prior import Prior
-from tilescale.tuner.result import Result
 
 RANKS = 8
 PEER = "compute_only"  # torch.mm on this rank's SMs
 SPACE: dict[str, Sequence[str | int]] = {"compute": ["generated"]}
-TIES, CHOOSING = 3, 6  # of a search, that race its winner, and in how many turns
 AHEAD = 16             # schedules that are compiled before a search asks for them
 BOUNDS = Bounds(minimum=6, maximum=6, batch=6, warmup=2)
 SHAPES = Path(__file__).parent / "data" / "tp_shapes.csv"
@@ -111,20 +109,10 @@ def measure(found: written.Written, given: argparse.Namespace) -> None:
             if time.monotonic() - started > given.seconds:
                 print(f"stopped after {number} of {len(work)} rows: {given.seconds:g} s are over")
                 break
-            best = _fastest(runner, spec, ts.tune(spec, trials=given.trials, db=given.db, runner=runner, space=SPACE))
+            best = ts.tune(spec, trials=given.trials, db=given.db, runner=runner, space=SPACE).best
             row = _row(m, layer, best, runner.race(spec, [best], (PEER,), given.rounds))
             found.add(row)
             print({key: value for key, value in row.items() if not key.startswith("samples")}, flush=True)
-
-
-def _fastest(runner: GpuRunner, spec: Spec, result: Result) -> Schedule:
-    """Of the best schedule and those that the search could not tell from it, the fastest in a race among themselves: a GPU
-    that reaches its power cap, as in a race, favours others than the short turns of a search."""
-    finalists = [result.best, *result.ties[:TIES]]
-    if len(finalists) == 1:
-        return result.best
-    rounds = runner.race(spec, finalists, (), CHOOSING)
-    return min(finalists, key=lambda each: statistics.median(us for turn in rounds for us in turn[each.digest][0]))
 
 
 def _row(m: int, layer: Layer, best: Schedule, found: Sequence[Any]) -> dict[str, Any]:

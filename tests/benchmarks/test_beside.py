@@ -28,7 +28,7 @@ ENVIRONMENT = {"gpu": "H200", "arch": "sm_90a", "power_cap_w": "700", "driver": 
 
 
 class Runner:
-    """Times are constants; `broken` rows raise in the race; all that was raced is in `raced`."""
+    """Times are constants; `broken` rows raise in the race; all that raced with peers is in `raced`."""
 
     raced: list[str] = []
     broken: tuple[str, ...] = ()
@@ -57,7 +57,8 @@ class Runner:
     def race(self, spec: Spec, schedules: Sequence[Schedule], names: Sequence[str], rounds: int) -> list[Mapping[str, Any]]:
         if spec.label in self.broken:
             raise RunnerError("ranks live", "rank 1 is gone", "start them again")
-        self.raced.append(spec.label)
+        if names:  # else the finalists of a search do
+            self.raced.append(spec.label)
         times = {schedule.digest: ((OURS_US,),) * self._ranks for schedule in schedules}
         known = {BOUND: BOUND_US, "unfused": UNFUSED_US}
         times |= {name: ((known.get(name, PEER_US),),) * self._ranks for name in names

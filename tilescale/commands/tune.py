@@ -145,6 +145,9 @@ def _reporter(bar: Bar) -> Any:
         if progress.stage == "predict":
             bar.update(f"predicting {progress.name}", progress.done, progress.total)
             return
+        if progress.stage == "race":
+            bar.update(f"racing the finalists of {progress.name}", progress.done, progress.total)
+            return
         best = (
             f"fastest {progress.best_us:.1f} us ({progress.best})" if progress.best_us is not None else "none good yet"
         )

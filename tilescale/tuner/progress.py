@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """One report. `stage`: "predict" (schedules predicted), "wait" (another search has the turn) or
-    "search" (candidates tried); `done` of at most `total`.
+    """One report. `stage`: "predict" (schedules predicted), "wait" (another search has the turn),
+    "search" (candidates tried) or "race" (rounds of the finalists); `done` of at most `total`.
 
     `seconds_left`: what the budget in time still allows. `best_us`, `best`: time and label of the fastest so far.
     `measured`: candidates that the runner was asked for; the others were answered by the database.

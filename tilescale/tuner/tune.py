@@ -20,6 +20,7 @@ from tilescale.spec.op import Spec
 from tilescale.tuner import records
 from tilescale.tuner.baselines import times
 from tilescale.tuner.experience import of_other_workloads
+from tilescale.tuner.finalists import MOST, settle
 from tilescale.tuner.interrupt import Guard
 from tilescale.tuner.launched import Launch, together
 from tilescale.tuner.prior import Predictor, Prior, analytic
@@ -128,7 +129,8 @@ def tune(
 
     `trials` and `seconds` bound the search of each spec; candidates that the database answers count as trials and take
     no time. `db`: a path or URL, where every finished measurement is committed before the next starts; None keeps
-    nothing after the call. With `resume`, what is stored for the same work, machine and source is not measured again.
+    nothing after the call. On GPUs those that the search could not tell apart then race each other, for some seconds at
+    most. With `resume`, what is stored for the same work, machine and source is not measured again.
     `runner`: None replays the recorded space of the spec; a runner that is given stays open. `space`: a restriction
     (knob name to allowed values) or a Space. `strategy`: one of STRATEGIES. `progress`: called with Progress values.
     `predictor(spec, schedule)`: the prior, with `.us`. `spaces`: a folder of recorded spaces that is looked at first.
@@ -238,7 +240,7 @@ def _tune_one(name: str, space: Space, db: perfdb.Database, session: int, settin
         if settings.resume and (stale := store.stale_note(space.schedules[0])):
             notes.append(stale)
         search.run()
-    return _result(search, settings.seed, tuple(notes))
+        return _result(search, settings.seed, tuple(notes))
 
 
 def _answerable(space: Space, runner: Runner) -> Space:
@@ -297,6 +299,7 @@ def _result(search: Search, seed: int, notes: tuple[str, ...]) -> Result:
             raise KeyboardInterrupt(f"{search.name}: {kept}")
         raise RunnerError(f"a candidate of {search.name} succeeds", _failed(trials), _first_message(trials))
     if search.status != "interrupted":
+        verdict = _raced(search, verdict)
         _store_decision(search, verdict)
     ties = tuple(trial.schedule for trial in verdict.ties)
     winner = replace(verdict.winner, samples_us=search.store.samples(verdict.winner))
@@ -318,6 +321,19 @@ def _result(search: Search, seed: int, notes: tuple[str, ...]) -> Result:
         notes,
         records.environment_pairs(search.store.key.environment),
     )
+
+
+def _raced(search: Search, verdict: Verdict) -> Verdict:
+    """What a race says, where the runner holds races. One that is interrupted ends the search, which keeps its verdict."""
+    race = getattr(search.runner, "race", None)
+    if race is None:
+        return verdict
+    try:
+        return settle(search.context.spec, verdict, race,
+                      lambda rounds: search.report(Progress(search.name, "race", rounds, MOST)))
+    except KeyboardInterrupt:
+        search.status = "interrupted"
+        return verdict
 
 
 def _with_remembered(search: Search) -> list[Trial]:
