@@ -209,7 +209,7 @@ RUNS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         **dict.fromkeys(("release", "release_previous"), (*_CLUSTERS, "gemm", "tall tiles in clusters")),
         "for_tiles": (*_CLUSTERS, "streamed in clusters", *_TILES),
         "tiles_of": (*_STREAMED, *_TURNS),
-        "k_range": ("shared contraction",),
+        "k_range": ("shared contraction",), "Finish": ("parts stored by tensor", *_TILES),
         "gemm_consumer": (
             "parts stored by tensor", "parts", "parts pulled", "scatter", "scatter large", "shared contraction",
             "product of bytes", "scaled rows and columns", "scaled product"),
