@@ -108,11 +108,14 @@ RUNS: dict[str, tuple[Spec, Schedule]] = {
     "scatter large": (
         gemm_rs((400, 304, 304), 2, order="col", on=_ON), replace(SCATTER, chunk_rows=128, **_LARGE)),
     "owners together": (gemm_rs((416, 304, 304), 2, on=_ON), replace(SCATTER, overlap="none", chunk_rows=0)),
+    "shards together": (  # of the gathered operand, which has two versions
+        ag_gemm((576, 288, 152), 3, on=Topology.shared_gpu(3)),
+        replace(FUSED, overlap="chunked", chunk_rows=64, depth=1, num_comm_blocks=2)),
     "owners in a tile": (
-        gemm_rs((256, 304, 304), 4, on=Topology.shared_gpu(4)),
+        gemm_rs((256, 304, 608), 4, on=Topology.shared_gpu(4)),
         replace(SCATTER, overlap="none", chunk_rows=0, block_m=128, raster_group=1)),
     "owners by chunk": (
-        gemm_rs((624, 304, 304), 3, on=Topology.shared_gpu(3)),
+        gemm_rs((624, 304, 456), 3, on=Topology.shared_gpu(3)),
         replace(SCATTER, chunk_order="chunk_major", chunk_rows=128)),
     "parts": (gemm_rs((208, 304, 304), 2, on=_ON), FUSED),
     "parts pulled": (

@@ -19,6 +19,7 @@ from text_mutants import TextMutant, text_mutants
 from tilescale.codegen.emit import emit
 from tilescale.codegen.host.build import INCLUDE
 from tilescale.codegen.rules import check_kernels
+from tilescale.schedules.constraints import CONSTRAINTS
 
 
 def test_every_plan_mutant_is_caught_or_known_to_change_nothing() -> None:
@@ -69,6 +70,13 @@ def test_a_sample_of_text_mutants_is_caught() -> None:
     score_texts(score, chosen)
     assert score.missed == []
     assert score.caught >= len(chosen) - len(score.equivalent) > 0
+
+
+def test_runs_multiply_operands_that_kernels_can_read() -> None:
+    # A run that is wrong by itself would count every mutant as caught.
+    needed = [each for each in CONSTRAINTS if each.name in ("operand_alignment", "even_columns", "even_contraction")]
+    assert len(needed) == 3
+    assert [name for name, run in RUNS.items() if not all(each.holds(*run) for each in needed)] == []
 
 
 def test_there_are_enough_mutants_of_enough_kinds() -> None:

@@ -167,7 +167,7 @@ def _statements(text: str, names: str) -> Iterator[tuple[str, int, int]]:
 
 # Schedules that execute a function, by header; "": its other functions.
 _TILES = ("gemm", "row", "fp32 large", "odd columns", "product", "scatter large", "tall tiles")
-_OWNERS = ("owners together", "owners in a tile", "owners by chunk", "row")
+_OWNERS = ("owners together", "owners in a tile", "owners by chunk", "shards together", "row")
 _STAGED = ("parts", "parts pulled", "product", "fp32 large")
 _FEW = ("few rows", "few rows of odd columns", "few rows of floats")
 _BYTES = ("product of bytes", "few rows of bytes")
