@@ -271,6 +271,7 @@ def _measured(runner: GpuRunner, table: Table, row: Row, given: argparse.Namespa
         "not_run": not_run,
         "tried_us": {trial.schedule.label: trial.value_us and round(trial.value_us, 1) for trial in tuned.rows},
         "samples_ours_us": times, "samples_theirs_us": peers[peer],
+        "samples_others_us": {name: samples for name, samples in peers.items() if name != peer},
     }
 
 

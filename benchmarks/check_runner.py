@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from leftovers import leftovers
 from tilescale.codegen.emit import emit
 from tilescale.codegen.program import Program
 from tilescale.codegen.table import KIND_SIGNAL, STEP
-from tilescale.runtime import baselines
 from tilescale.runtime.gpu_runner import GpuRunner
 from tilescale.runtime.sampling import slowest
 from tilescale.schedules.schedule import Schedule
@@ -130,9 +130,9 @@ class Checks:
                 row["values_us"] = [[round(v, 2) for v in pair] for pair in pairs]
                 row["median_percent"] = apart(pairs)
             with self.part("stability in turn", 120) as row:
-                same = baselines.unfused_schedule(spec)  # the schedule and the baseline are one program
-                rounds = runner.race(spec, [same], ["unfused"], rounds=20)
-                pairs = [[statistics.median(slowest(found[n])) for n in (same.digest, "unfused")] for found in rounds]
+                rounds = runner.race(spec, [best], rounds=20)  # each beside the next one
+                values = [statistics.median(slowest(found[best.digest])) for found in rounds]
+                pairs = [list(pair) for pair in pairwise(values)]
                 row["values_us"] = [[round(v, 2) for v in pair] for pair in pairs]
                 row["median_percent"] = apart(pairs)
             with self.part("baselines", 120) as row:

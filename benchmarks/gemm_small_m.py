@@ -80,8 +80,8 @@ def compare(found: written.Written, read: Callable[[set[int]], Mapping[int, floa
         if id(row) in rows:
             weights = rows[id(row)]
             row["read_us"] = round(reads[weights], 2)
-            row["gbps"], row["read_gbps"] = round(weights / row["ours_us"] / 1e3), round(weights / reads[weights] / 1e3)
-            row["of_read"] = round(reads[weights] / row["ours_us"], 4)
+            row["gbps"], row["read_gbps"] = round(weights / row["ours_us"] / 1e3), round(weights / row["read_us"] / 1e3)
+            row["of_read"] = round(row["read_us"] / row["ours_us"], 4)
     found.write()
 
 

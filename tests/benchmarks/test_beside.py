@@ -249,3 +249,19 @@ def test_the_scale_model_says_how_much_is_hidden(beside: Any) -> None:
     beside.overlap([4]).finish(row)
     assert row["hidden"] == 0.9
     assert row["computing_is_larger"] is False
+
+
+def test_a_plain_schedule_that_a_search_timed_counts_as_a_peer_of_the_page(beside: Any) -> None:
+    import performance
+
+    def row(label: str, tried: dict[str, float | None]) -> dict[str, Any]:
+        return {"label": label, "ours_us": 100.0, "theirs_us": 120.0, "peers_us": {"unfused": 130.0, "compute_only": 90.0},
+                "hidden": 0.75, "tried_us": tried}
+
+    some = {"peer_copy pull none library": 110.0, "peer_copy push none library b8": None, "tma push fused generated": 1.0}
+    rows = [row("one", some), row("two", {})]
+    told = "".join(performance._against_plain(rows))
+    assert told.startswith("In 1 rows the search timed a plain schedule")
+    assert "the geometric mean is 1.149, the worst row 1.100" in told  # of 110 and 120 us beside 100
+    assert "computing is larger in 2 rows, in which 0.50 to 0.75 are hidden, at least 0.85 in 0" in told
+    assert list(performance._against_plain(rows[1:])) == []

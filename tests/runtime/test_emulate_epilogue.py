@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tilescale.codegen.host.build import INCLUDE
-from tilescale.runtime.emulate import Run, emulate, steps_for
+from tilescale.runtime.emulate import Conditions, Run, emulate, steps_for
 from tilescale.runtime.emulator import STEP_LIMIT, run_isolated
 from tilescale.runtime.scaled import scaled
 from tilescale.schedules.lower import lower
@@ -159,4 +159,13 @@ def test_a_long_run_on_many_ranks_is_not_taken_for_one_that_never_ends() -> None
     emulation = emulate(spec, schedule)
     assert emulation.ok, emulation.report
     assert emulation.steps > STEP_LIMIT
-    assert steps_for(lower(product("gemm"), LOCAL), 3) == STEP_LIMIT  # of a small run
+
+
+def test_calls_bytes_and_meetings_of_a_plan_say_how_long_it_may_run() -> None:
+    ring = Schedule(algorithm="ring", overlap="fused", compute="generated", chunk_rows=64, num_comm_blocks=32)
+    spec = summed(Replicate, ranks=8, shape=(8, 512))
+    plan = lower(spec, ring)
+    assert steps_for(plan, 5) == 5 * steps_for(plan, 1)
+    taken = emulate(spec, ring, conditions=Conditions(calls=1)).steps
+    assert taken > STEP_LIMIT / 6  # of few bytes
+    assert 2 * taken < steps_for(plan, 1)

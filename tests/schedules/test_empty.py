@@ -67,12 +67,25 @@ def test_products_of_no_rows_are_not_generated() -> None:
 @pytest.mark.parametrize("spec", [
     redistribute(Tensor((4, 0, 8), "bfloat16", FullRow), Shard(1), topology(4)), ag_gemm((64, 0, 64)),
     gemm_rs((64, 64, 0)), local_gemm((0, 64, 64)), all_gather((64, 0)),
-    contraction("weight_gather_gemm", (0, 64, 64)), contraction("ag_gemm_k", (0, 64, 64)), in_blocks(4, (0, 64, 64)),
+    ag_gemm((0, 128, 64), then=("bias",)), ag_gemm((0, 128, 64), dtype="float8_e4m3fn"),
+    gemm_rs((0, 64, 64), order="col", dtype="float8_e4m3fn"), contraction("weight_gather_gemm", (0, 64, 64)),
+    contraction("ag_gemm_k", (0, 64, 64)), in_blocks(4, (0, 64, 64)),
 ], ids=lambda spec: spec.label)
 def test_what_holds_nothing_else_has_no_kernels(spec: Spec) -> None:
     assert spec.link_bytes >= 0
     with pytest.raises(SpecError, match="skip the call, and fill an output with zeros"):
         lower(spec, Schedule(num_comm_blocks=2))
+
+
+def test_zeros_are_finished_where_there_are_epilogues() -> None:
+    spec = gemm_rs((64, 64, 0), out="Replicate", then=("bias",))
+    assert "zeros and apply bias to them with torch if only a contraction is empty" in spec.without_kernels
+
+
+def test_uneven_rows_before_an_epilogue_are_refused_with_a_remedy() -> None:
+    assert "declare rows that the ranks divide" in ag_gemm((100, 192, 64), 3, then=("bias",)).without_kernels
+    assert ag_gemm((102, 192, 64), 3, then=("bias",)).kernels
+    assert ag_gemm((100, 192, 64), 3).kernels
 
 
 def test_sizes_are_not_negative_and_exchanges_of_something_have_kernels() -> None:

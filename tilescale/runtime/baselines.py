@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilescale.errors import RunnerError, nearest
@@ -15,9 +16,12 @@ from tilescale.spec.contraction import in_blocks
 from tilescale.spec.op import Spec
 from tilescale.spec.result import ONE_BYTE, kind_of
 
+Round = Mapping[str, Samples]  # of a race: samples of every rank by name
+
 # name -> what it is
 NAMES = {
-    "unfused": "communicate by peer copies, and one library product before or after; epilogues of a product by torch",
+    "unfused": "communicate by peer copies, whose fastest way counts (pushed or pulled, one shot or two), and one library "
+               "product before or after; epilogues of a product by torch",
     "compute_only": "the library product alone, its operand gathered already, nothing summed over ranks",
     "torch.symm_mem": "torch's symmetric memory: fused operators, or collectives by copies (ranks that share a GPU)",
     "torch.symm_mem.one_shot": "the same, where every rank reads the addends of all, behind a library product",
@@ -125,13 +129,24 @@ def check_names(spec: Spec, names: tuple[str, ...]) -> None:
                               "use one of these, or unfused")
 
 
-def unfused_schedule(spec: Spec) -> Schedule:
-    """The schedule behind `unfused`: copies by the most blocks there are, pushed where both ways exist, and the library; a
-    generated product where the library cannot take what was gathered as one matrix."""
+def unfused_schedules(spec: Spec) -> tuple[Schedule, ...]:
+    """The schedules behind `unfused`, whose fastest is the baseline: of each algorithm but rings and each direction, copies
+    by the most blocks there are, and the library; a generated product where the library cannot take what was gathered as
+    one matrix."""
     found: tuple[Schedule, ...] = ()
     for compute in ("library", "generated") if spec.operation.compute == "gemm" else ("generated",):
         limits: dict[str, list[str | int]] = {"transport": ["peer_copy"], "overlap": ["none"], "compute": [compute]}
         found = found or Space(spec, {name: tuple(values) for name, values in limits.items()}).schedules
-    if not found:
+    plain: dict[tuple[str, str], Schedule] = {}
+    for schedule in sorted(found, key=lambda each: (each.num_comm_blocks, each.digest)):
+        if schedule.algorithm != "ring":
+            plain[schedule.algorithm, schedule.direction] = schedule
+    if not plain:
         raise RunnerError("the space holds an unfused schedule", spec.label, "choose another baseline")
-    return max(found, key=lambda schedule: (schedule.direction == "push", schedule.num_comm_blocks, schedule.digest))
+    return tuple(plain[key] for key in sorted(plain))
+
+
+def fastest_of(rounds: Sequence[Round], names: Sequence[str]) -> str:
+    """Of what was timed under `names` in all rounds, that with the smallest median of the slowest rank's times."""
+    return min(names, key=lambda name: statistics.median(
+        max(call) for each in rounds for call in zip(*each[name], strict=True)))

@@ -141,11 +141,14 @@ def prepare(spec: Spec, schedule: Schedule, seed: int, adversary: str, include_d
 
 
 def steps_for(plan: Plan, calls: int) -> int:
-    """After how many steps of the emulator a run is one that never ends: many times what a run takes that touches as many
-    bytes (sums of 8 ranks, with an epilogue of whole rows, take 0.2 steps a byte)."""
+    """After how many steps of the emulator a run is one that never ends: several times what a run takes that touches as
+    many bytes (sums of 8 ranks, with an epilogue of whole rows, take 0.2 steps a byte), and whose threads meet as often (a
+    ring of 8 ranks takes two steps for each thread that begins a step of the plan)."""
     touched = sum(region.size for rank in range(plan.world) for *_, step in plan.steps_of(rank)
                   for region, _ in accesses(step))
-    return max(STEP_LIMIT, calls * touched)
+    begun = sum(role.blocks * launch.threads * len(role.steps)
+                for launches in plan.ranks for launch in launches for role in launch.roles)
+    return calls * max(STEP_LIMIT, touched + 16 * begun)
 
 
 class Run:

@@ -24,7 +24,7 @@ from tilescale.runtime.gpu_placement import WORKS, RankFacts, check_placement, p
 from tilescale.runtime.gpu_rank import DRAINED
 from tilescale.runtime.gpu_ready import Binaries, Ready
 from tilescale.runtime.group import Group, Outcome
-from tilescale.runtime.measure import Measurement, Samples
+from tilescale.runtime.measure import Measurement
 from tilescale.runtime.mps import MpsDaemon
 from tilescale.runtime.sampling import Bounds
 from tilescale.schedules.schedule import Schedule
@@ -35,7 +35,7 @@ START_LIMIT_S = 60.0  # importing torch and making a context, on a machine that 
 _AHEAD = 16  # schedules whose kernels are compiled together
 
 _T = TypeVar("_T")
-Round = Mapping[str, Samples]  # samples by contestant: a schedule's digest, or a baseline's name
+Round = baselines.Round  # of a contestant: a schedule's digest, or a baseline's name
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,8 @@ class GpuRunner:
         self._check(spec)
         baselines.check_names(spec, names)
         scheduled = "unfused" in names and not baselines.by_library(spec)
-        aliases = {"unfused": baselines.unfused_schedule(spec)} if scheduled else {}
+        plain = baselines.unfused_schedules(spec) if scheduled else ()
+        aliases = {f"unfused {number}": schedule for number, schedule in enumerate(plain)}
         ready = self._binaries.of_schedules(spec, [*schedules, *aliases.values()])
         contestants: list[Contestant] = []
         binaries: dict[str, bytes] = {}
@@ -204,7 +205,7 @@ class GpuRunner:
                 raise RunnerError(f"{each.schedule.label} compiles", each.message, "race schedules that were measured")
             contestants.append(Contestant(name, each.program))
             binaries.update(each.binaries)
-        contestants += [Contestant(name) for name in names if name not in aliases]
+        contestants += [Contestant(name) for name in names if name != "unfused" or not plain]
         if not contestants or rounds < 1:
             raise RunnerError("a race has contestants and rounds", f"{len(contestants)} and {rounds}")
         race = Race(spec, tuple(contestants), rounds, bounds)
@@ -216,6 +217,10 @@ class GpuRunner:
         found: list[Round] = [
             {name: tuple(tuple(rank["rounds"][number][name]) for rank in said) for name in said[0]["rounds"][number]}
             for number in range(rounds)]
+        if plain:
+            fastest = baselines.fastest_of(found, list(aliases))
+            found = [{name: us for name, us in each.items() if name not in aliases} | {"unfused": each[fastest]}
+                     for each in found]
         return found, self._environment(said[0]), said[0]["failed"]
 
     def _run(self, race: Race, binaries: Mapping[str, bytes]) -> Outcome:
