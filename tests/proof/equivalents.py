@@ -78,8 +78,9 @@ def plan_reason(name: str, plan: Plan, mutant: Mutant) -> str:
 def told_already(plan: Plan, rank: int, counter: int) -> bool:
     """Whether what `counter` of `rank` tells of was stored before a signal that is waited for before it: products stored
     at their owners are announced behind the next one. The n-th signal of a role to a rank is of its n-th product there."""
-    waited = [step.counter for *_, step in plan.steps_of(rank) if isinstance(step, Wait)]
-    before = waited[: waited.index(counter)] if counter in waited else []
+    waits = [[step.counter for step in role.steps if isinstance(step, Wait)]
+             for launch in plan.ranks[rank] for role in launch.roles]
+    before = next((waited[: waited.index(counter)] for waited in waits if counter in waited), [])
     found = []
     for owner in range(plan.world):
         for launch in plan.ranks[owner]:
@@ -88,7 +89,7 @@ def told_already(plan: Plan, rank: int, counter: int) -> bool:
                 if counter not in told:
                     continue
                 stored = [at for at, s in enumerate(role.steps) if isinstance(s, Gemm) and s.out.rank == rank]
-                if len(stored) != len(told) or owner == rank:
+                if len(stored) != len(told):
                     return False
                 product = stored[list(told).index(counter)]
                 found.append(any(told.get(other, -1) > product for other in before))

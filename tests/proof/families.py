@@ -25,6 +25,7 @@ ENGINE = {"transport": "copy_engine", "num_comm_blocks": 0}
 TILELESS = {"block_m": 0, "block_n": 0, "block_k": 0, "num_stages": 0, "raster_group": 0}
 PLAIN = {"overlap": "none", "chunk_rows": 0, "depth": 1}
 SCATTER = replace(FUSED, algorithm="scatter", depth=1, num_comm_blocks=0)
+BESIDE = replace(SCATTER, chunk_order="chunk_major", sum_blocks=2)
 SPANNING = replace(FUSED, depth=1, num_comm_blocks=2)
 ONE_SHOT, TWO_SHOT, RING = ({"algorithm": name} for name in ("one_shot", "two_shot", "ring"))
 GANG = Schedule(compute="generated", num_comm_blocks=2)
@@ -116,6 +117,10 @@ SCHEDULES: dict[str, tuple[Spec, Schedule]] = {
         _product("Replicate"), replace(FUSED, direction="pull", num_comm_blocks=0, **ONE_SHOT, **PLAIN)),
     "gemm_ar two_shot": (_product("Replicate"), replace(FUSED, **TWO_SHOT)),
     "gemm_ar scatter": (_product("Replicate"), SCATTER),
+    "gemm_ar scatter, sums beside": (_product("Replicate", (768, 256, 384)), BESIDE),
+    "gemm_ar two_shot, sums beside": (
+        _product("Replicate", (768, 256, 384)), replace(BESIDE, direction="pull", **TWO_SHOT)),
+    "gemm_rs pull, sums beside": (_product(shape=(768, 256, 384)), replace(BESIDE, direction="pull", algorithm="direct")),
     "gemm_ar two_shot chunked": (_product("Replicate"), replace(FUSED, overlap="chunked", **TWO_SHOT)),
     "all_reduce one_shot push": (_sum(), replace(COPY, **ONE_SHOT, **PLAIN)),
     "all_reduce one_shot pull": (_sum(), replace(COPY, direction="pull", **ONE_SHOT)),

@@ -12,7 +12,7 @@ from support import gemm_rs, reduction
 from tilescale.errors import ScheduleError
 from tilescale.schedules import tile
 from tilescale.schedules.lower import lower
-from tilescale.schedules.plan import Buffer, Gemm, Plan, Signal, Step, Sum, Wait
+from tilescale.schedules.plan import Buffer, Copy, Gemm, Plan, Signal, Step, Sum, Wait
 from tilescale.schedules.protocol import protocol_digest, rotates
 from tilescale.schedules.schedule import Schedule
 from tilescale.schedules.space import space
@@ -24,6 +24,7 @@ from tilescale.spec.views import FullRow
 TILE = {"block_m": 64, "block_n": 128, "block_k": 64, "num_stages": 3, "raster_group": 8}
 PUSH = Schedule(overlap="fused", compute="generated", chunk_rows=64, depth=2, num_comm_blocks=4, **TILE)
 SCATTER = Schedule(algorithm="scatter", overlap="fused", compute="generated", chunk_rows=64, **TILE)
+BESIDE = replace(SCATTER, chunk_order="chunk_major", sum_blocks=2)
 TWO_SHOT = replace(PUSH, algorithm="two_shot")
 ONE_SHOT = Schedule(algorithm="one_shot", overlap="none", num_comm_blocks=4)
 SPECS = {
@@ -42,7 +43,8 @@ def structures(spec: Spec) -> list[Schedule]:
     """One schedule of each kind of plan."""
     found: dict[tuple[object, ...], Schedule] = {}
     for s in space(spec):
-        found.setdefault((s.transport, s.direction, s.algorithm, s.overlap, s.compute, s.depth > 1, s.chunk_order), s)
+        found.setdefault((s.transport, s.direction, s.algorithm, s.overlap, s.compute, s.depth > 1, s.chunk_order,
+                          s.sum_blocks > 0), s)
     return list(found.values())
 
 
@@ -140,6 +142,9 @@ def test_plans_of_other_sizes_share_a_proof_and_ranks_are_alike() -> None:
     (SPECS["gemm_rs"], replace(SCATTER, overlap="chunked"), "stores of a generated product"),
     (SPECS["gemm_rs"], TWO_SHOT, "algorithms of gemm_rs"),
     (SPECS["all_reduce"], replace(ONE_SHOT, overlap="chunked", chunk_rows=64), "streams are products"),
+    (SPECS["gemm_rs"], replace(PUSH, sum_blocks=2), "sums beside products are of parts that peers read or store"),
+    (SPECS["gemm_rs"], replace(SCATTER, sum_blocks=2), "sums beside products are of parts that peers read or store"),
+    (SPECS["gemm_rs"], replace(BESIDE, sum_blocks=1 << 10), "leave some of .* SMs to those that multiply"),
 ])
 def test_a_schedule_without_sense_is_refused(spec: Spec, schedule: Schedule, rule: str) -> None:
     with pytest.raises(ScheduleError, match=rule):
@@ -177,3 +182,43 @@ def test_two_owners_share_a_tile_where_each_has_as_many_rows_as_a_warpgroup() ->
     assert [owners(64 * ranks, ranks) for ranks in (2, 4, 8)] == [2, 2, 2]
     assert [owners(64 * 3, 3), owners(64 * 4 - 1, 4), owners(128 * 4, 4)] == [1, 1, 1]
     assert [owners(256, 4, replace(whole, block_m=64)), owners(256, 4, SCATTER)] == [1, 1]
+
+
+@pytest.mark.parametrize("schedule", [
+    BESIDE, *(replace(BESIDE, algorithm=name, direction="pull") for name in ("two_shot", "one_shot")),
+], ids=["scatter", "two_shot", "one_shot"])
+def test_a_chunk_is_added_up_beside_the_products_of_the_next(schedule: Schedule) -> None:
+    spec = gemm_rs((768, 256, 384), ranks=3, out="Replicate")
+    plan = lower(spec, schedule)
+    assert verify(plan, cache=None).ok
+    for rank, launches in enumerate(plan.ranks):
+        work, sums, finish = launches
+        assert [(each.name, each.stream) for each in launches] == [("work", 0), ("sum", 1), ("finish", 0)]
+        assert work.roles[0].blocks + sums.roles[0].blocks == spec.topology.sm_share
+        assert (sums.after, finish.after) == ((), ("sum",))
+        told = {step.counter for step in work.steps if isinstance(step, Signal) and step.rank == rank}
+        chunks = sum(isinstance(step, Sum) for step in sums.steps)
+        assert chunks == (4 if schedule.algorithm != "one_shot" else 12) == len(told)
+        waited = {step.counter for step in sums.steps if isinstance(step, Wait)}
+        assert told <= waited  # of its own part of each chunk, too
+        kinds = "".join("s" if isinstance(step, Sum) else "f" for step in sums.steps if isinstance(step, Sum | Copy))
+        assert kinds == ("s" * 12 if schedule.algorithm == "one_shot" else "s" + "sfff" * 3 + "fff")
+
+
+def test_own_products_are_made_with_their_chunk_where_sums_are_beside() -> None:
+    plan = lower(gemm_rs((384, 256, 384), ranks=3), BESIDE)
+    work = next(launch for launch in plan.ranks[0] if launch.name == "work")
+    assert [step.out.rank for step in work.steps if isinstance(step, Gemm)] == [1, 2, 0, 1, 2, 0]
+
+
+def test_a_space_has_sums_beside_products_of_several_chunks_on_few_of_the_sms() -> None:
+    for ranks, out in ((2, "FullRow"), (4, "Replicate"), (8, "FullRow")):
+        spec = gemm_rs((4096, 512, 512 * ranks), ranks=ranks, out=out)
+        found = [s for s in space(spec) if s.sum_blocks]
+        assert {(s.overlap, s.compute, s.transport) for s in found} == {("fused", "generated", "peer_copy")}
+        assert {s.algorithm == "scatter" or s.direction == "pull" for s in found} == {True}
+        share = spec.topology.sm_share
+        assert {s.sum_blocks for s in found} == {n for n in (2, 4, 8, 16, 32) if share / 16 < n <= share / 4} != set()
+        assert all(s.chunk_rows < 4096 // ranks for s in found)
+    assert not [s for s in space(gemm_rs((64 * 8, 512, 4096), ranks=8)) if s.sum_blocks]  # of one chunk
+    assert not [s for s in space(SPECS["all_reduce"]) if s.sum_blocks]

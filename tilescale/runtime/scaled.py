@@ -214,7 +214,7 @@ def _sharing(spec: Spec, schedule: Schedule) -> Topology:
 
 def _beside(schedule: Schedule) -> int:
     """Blocks that may be resident beside the working ones."""
-    return schedule.num_comm_blocks or schedule.depth
+    return (schedule.num_comm_blocks or schedule.depth) + schedule.sum_blocks
 
 
 def _few_sms(topology: Topology, share: int) -> Topology:

@@ -459,6 +459,9 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("depth_divides_blocks", "every chunk in flight gets the same number of blocks",
                lambda spec, s: s.num_comm_blocks % s.depth == 0),
     Constraint("comm_blocks_fit", "copying leaves at least half of the SMs to the work beside it", _comm_blocks_fit),
+    Constraint("sum_blocks_fit", "a sixteenth to a quarter of the SMs add up chunks beside those that multiply others",
+               lambda spec, s: s.sum_blocks == 0 or (
+                   spec.topology.sm_share < 16 * s.sum_blocks <= 4 * spec.topology.sm_share and num_chunks(spec, s) > 1)),
     Constraint("work_blocks_fit", "the streams of small kernels leave an SM to work on",
                lambda spec, s: s.overlap == "none" or s.depth < spec.topology.sm_share),
     Constraint("rows_suit_tile", "a tile has at least 64 rows; few rows have the tile that just holds them",

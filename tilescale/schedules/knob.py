@@ -138,6 +138,14 @@ def _clusters(spec: Spec, chosen: Partial) -> bool:
     return spec.local and _generated(spec, chosen) and not tile.small_m(spec) and not tile.mma_sync(spec)
 
 
+def _sums_beside(spec: Spec, chosen: Partial) -> bool:
+    """Whether parts of a product may be added up while others are multiplied: those that peers read, or stored here, of one
+    chunk after the other."""
+    by_chunks = chosen["chunk_order"] == "chunk_major" or spec.world == 2  # whose one peer has one order
+    return (sums(spec) and _generated(spec, chosen) and not _sends(spec, chosen) and chosen["overlap"] == "fused"
+            and by_chunks and chosen["transport"] == "peer_copy" and chosen["algorithm"] != "ring")
+
+
 def _splits(spec: Spec, chosen: Partial) -> bool:
     return spec.local and _generated(spec, chosen) and chosen["cluster_m"] == 1 and not tile.mma_sync(spec)
 
@@ -220,6 +228,7 @@ KNOBS: tuple[Knob, ...] = (
          lambda s: ("simple", "credit") if in_blocks(s) else ("simple", "ll")),
     Knob("stream_k", (0, 1, 2), 0, _streamed),
     Knob("consumers", ("cooperative", "pingpong"), "cooperative", _takes_turns),
+    Knob("sum_blocks", (0, 2, 4, 8, 16, 32), 0, _sums_beside),
 )
 BY_NAME = {knob.name: knob for knob in KNOBS}
 

@@ -54,7 +54,7 @@ def check(spec: object, schedule: object) -> None:
     _check_names(schedule)
     for name, low in (("chunk_rows", 0), ("depth", 1), ("num_comm_blocks", 0), ("block_m", 0), ("block_n", 0),
                       ("block_k", 0), ("num_stages", 0), ("raster_group", 0), ("cluster_m", 1), ("split_k", 1),
-                      ("stream_k", 0)):
+                      ("stream_k", 0), ("sum_blocks", 0)):
         _check_number(schedule, name, low)
     _check_algorithm(known, schedule)
     if not known.local:
@@ -65,6 +65,7 @@ def check(spec: object, schedule: object) -> None:
         _check_stream(known, schedule)
         _check_turns(known, schedule)
         _check_rows(known, schedule)
+    _check_sums_beside(known, schedule)
     if contracts(known):
         _check_contraction(known, schedule)
     if in_blocks(known):
@@ -131,6 +132,20 @@ def _check_algorithm(spec: Spec, s: Schedule) -> None:
     if s.overlap == "chunked" and spec.operation.compute != "gemm":
         raise ScheduleError("chunks of a sum on streams are products", f"{spec.op}, overlap='chunked'",
                             "use overlap='fused' or 'none'")
+
+
+def _check_sums_beside(spec: Spec, s: Schedule) -> None:
+    """Blocks that add up beside those that multiply: parts that peers read, or store here."""
+    if s.sum_blocks == 0:
+        return
+    given = f"{spec.op}, sum_blocks={s.sum_blocks}, overlap={s.overlap!r}, algorithm={s.algorithm!r}, {s.direction}"
+    if not BY_NAME["sum_blocks"].applies(spec, s.as_dict()):
+        raise ScheduleError("sums beside products are of parts that peers read or store, chunk by chunk", given,
+                            "use overlap='fused', compute='generated', chunk_order='chunk_major', and direction='pull' or "
+                            "algorithm='scatter'; or sum_blocks=0")
+    if s.sum_blocks >= spec.topology.sm_share:
+        raise ScheduleError(f"blocks that add up leave some of {spec.topology.sm_share} SMs to those that multiply", given,
+                            "use fewer")
 
 
 def _check_ring(spec: Spec, s: Schedule) -> None:

@@ -89,14 +89,17 @@ def _sum_structure(spec: Spec, schedule: Schedule, share: int) -> Plan:
     copies = not geo.sum.computes or (geo.push and not geo.scatter)  # by blocks of their own, where blocks copy
     small = schedule.depth if engine or schedule.overlap == "chunked" else 0  # streams of one-block kernels
     beside = 0 if schedule.overlap == "none" else (schedule.num_comm_blocks or small) if copies else small
-    if geo.sum.computes:
+    if schedule.sum_blocks:
+        beside, adders = beside + schedule.sum_blocks, schedule.sum_blocks
+    elif geo.sum.computes:
         adders = share - (beside if schedule.overlap == "chunked" else small if schedule.overlap == "fused" else 0)
     else:
         adders = min(schedule.num_comm_blocks or COPY_OUT_BLOCKS, share - beside)
     shape = SumShape(
         order=schedule.chunk_order, overlap=schedule.overlap, engine=engine, library=schedule.compute == "library",
         depth=schedule.depth, comm_blocks=schedule.num_comm_blocks, work_blocks=share - beside, sum_blocks=adders,
-        copy_threads=COPY_THREADS, copy_shared=transport.shared_bytes + WINDOW_BYTES + norm_bytes(spec))
+        copy_threads=COPY_THREADS, copy_shared=transport.shared_bytes + WINDOW_BYTES + norm_bytes(spec),
+        beside=schedule.sum_blocks > 0)
     ranks = []
     for rank in range(spec.world):
         if isinstance(geo, RingGeometry):

@@ -27,7 +27,8 @@ Target = tuple[int, Chunk]  # owner, and some of its rows
 
 @dataclass(frozen=True)
 class SumShape:
-    """What the schedule fixes for every rank. `comm_blocks` copy, `work_blocks` multiply, `sum_blocks` add up."""
+    """What the schedule fixes for every rank. `comm_blocks` copy, `work_blocks` multiply, `sum_blocks` add up: `beside`
+    the products, or behind them."""
 
     order: str
     overlap: str
@@ -39,6 +40,7 @@ class SumShape:
     sum_blocks: int
     copy_threads: int
     copy_shared: int
+    beside: bool = False
 
 
 class SumPlan:
@@ -102,18 +104,23 @@ class SumPlan:
 
     def totals(self, senders: int, signallers: int) -> list[Step]:
         """Add up the own rows as parts come in. `senders`: blocks that signal a part; `signallers`: those of this role."""
-        steps: list[Step] = []
-        sources = [(self.rank - d) % self.geo.world for d in range(1, self.geo.world)]
-        sources += [self.rank] if self.adds_own_copy else []
-        for chunk in self.own:
-            steps += [Wait(self.arrived(source, chunk), senders) for source in sources]
-            if chunk.rows:
-                steps.append(self.geo.total(self.rank, chunk))
-            if self.geo.two_shot:
-                steps += [Signal(rank, self.result(self.rank, chunk)) for rank in (*self.peers, self.rank)]
+        steps = flat(self.total(chunk, senders) for chunk in self.own)
         if self.reads_operands:
             steps += [Signal(peer, self.released) for peer in self.peers]
             steps.append(Wait(self.released, len(self.peers) * signallers))
+        return steps
+
+    def total(self, chunk: Chunk, senders: int) -> list[Step]:
+        """Add up a chunk of the own rows, and say so where peers fetch it."""
+        sources = [(self.rank - d) % self.geo.world for d in range(1, self.geo.world)]
+        sources += [self.rank] if self.adds_own_copy else []
+        steps: list[Step] = [Wait(self.arrived(source, chunk), senders) for source in sources]
+        if self.shape.beside:
+            steps.append(Wait(self.made(self.rank, chunk), self.shape.work_blocks))
+        if chunk.rows:
+            steps.append(self.geo.total(self.rank, chunk))
+        if self.geo.two_shot:
+            steps += [Signal(rank, self.result(self.rank, chunk)) for rank in (*self.peers, self.rank)]
         return steps
 
     @property
@@ -130,19 +137,21 @@ class SumPlan:
         """Fetch the sums of all owners (two shots); a list a chunk. `signallers`: blocks that signal a result."""
         if not self.geo.two_shot:
             return []
-        found: list[list[Step]] = []
-        for owner in (*self.peers, self.rank):
-            for chunk in self.geo.chunks(owner):
-                steps: list[Step] = [Wait(self.result(owner, chunk), signallers)]
-                if chunk.rows:
-                    steps += self.geo.fetched(self.rank, owner, chunk)
-                found.append(steps)
-        return found
+        return [self.fetch(owner, chunk, signallers)
+                for owner in (*self.peers, self.rank) for chunk in self.geo.chunks(owner)]
+
+    def fetch(self, owner: int, chunk: Chunk, signallers: int) -> list[Step]:
+        """Wait for a sum of `owner`, and fetch it."""
+        fetched = self.geo.fetched(self.rank, owner, chunk) if chunk.rows else []
+        return [Wait(self.result(owner, chunk), signallers), *fetched]
 
     def products(self) -> list[tuple[int, Chunk, bool]]:
         """(owner, chunk, whether peers wait for it), in the order in which they are made: the own rows last."""
         if self.geo.whole:
             return [(self.rank, chunk, True) for chunk in self.own]
+        if self.shape.beside:  # which adds up a chunk when the own part of it is there, too
+            every = [*((*target, True) for target in self.targets), *((self.rank, chunk, False) for chunk in self.own)]
+            return sorted(every, key=lambda product: product[1].index)
         return [(owner, chunk, True) for owner, chunk in self.targets] + [(self.rank, chunk, False) for chunk in self.own]
 
     def groups(self) -> list[list[tuple[int, Chunk, bool]]]:
@@ -153,6 +162,8 @@ class SumPlan:
             return [products]
         if not (self.geo.scatter and self.shape.order == "chunk_major"):
             return [[product] for product in products]
+        if self.shape.beside:
+            return [list(group) for _, group in groupby(products, lambda p: p[1].index)]
         return [list(group) for _, group in groupby(products, lambda p: p[1].index if p[2] else -1)]
 
     def tell(self, owner: int, chunk: Chunk) -> list[Step]:
@@ -199,6 +210,17 @@ class SumPlan:
         fetched = flat(self.collect(blocks))
         steps = [*self.totals(senders, blocks), *(batched(fetched) if self.shape.overlap == "none" else fetched)]
         self.add("sum", 0, [self.blocks("sum", blocks, steps)], after)
+
+    def sum_beside(self, senders: int) -> None:
+        """The launch that adds up beside the products: what is complete is fetched while the next chunk is added up."""
+        blocks, geo = self.shape.sum_blocks, self.geo
+        steps: list[Step] = []
+        for index in range(geo.max_chunks + 1):
+            steps += flat(self.total(chunk, senders) for chunk in self.own[index : index + 1])
+            if geo.two_shot and index:
+                steps += flat(self.fetch(owner, chunk, blocks) for owner in (*self.peers, self.rank)
+                              for chunk in geo.chunks(owner)[index - 1 : index])
+        self.add("sum", 1, [self.blocks("sum", blocks, steps)])
 
     def finish(self) -> None:
         """The launch that ends the call: it follows all streams. One stream that ends with a kernel needs none."""
@@ -278,13 +300,18 @@ def _fused_product(plan: SumPlan) -> None:
     for group in plan.groups():
         work += [geo.product(plan.rank, owner, chunk) for owner, chunk, _ in group if chunk.rows]
         told = [step for owner, chunk, awaited in group if awaited for step in plan.tell(owner, chunk)]
+        if shape.beside:
+            told += [Signal(plan.rank, plan.made(plan.rank, chunk)) for owner, chunk, _ in group if owner == plan.rank]
         work += late if geo.scatter else told
         late = told
     work += late if geo.scatter else []
     worker = plan.blocks("work", shape.work_blocks, work)
     if not geo.push or geo.scatter:
         plan.add("work", 0, [worker], family="gemm")
-        plan.sum_up(shape.work_blocks)
+        if shape.beside:
+            plan.sum_beside(shape.work_blocks)
+        else:
+            plan.sum_up(shape.work_blocks)
     elif shape.engine:
         _engine_puts(plan, wait=True)
         plan.add("work", 0, [worker], family="gemm")

@@ -10,7 +10,7 @@ from tilescale import canon
 from tilescale.errors import ScheduleError, nearest
 
 _LATER = {"cluster_m": 1, "split_k": 1, "copy_scope": "block", "protocol": "simple", "stream_k": 0,
-          "consumers": "cooperative"}
+          "consumers": "cooperative", "sum_blocks": 0}
 
 
 @dataclass(frozen=True, order=True)
@@ -29,6 +29,7 @@ class Schedule:
     consumers: whether the warpgroups that multiply share every tile ("cooperative"), or take turns at them ("pingpong").
     protocol: "simple" (data, then a signal behind a fence), "ll" (packets: data and the mark of the call in one store) or
     "credit" (data into slots that the receiver hands back).
+    sum_blocks: blocks that add up, and hand out, beside those that multiply; 0: all blocks do it behind the products.
     stream_k: last waves of tiles that all blocks share evenly along the contraction (stream-K); 0: none.
     """
 
@@ -52,6 +53,7 @@ class Schedule:
     protocol: str = "simple"
     stream_k: int = 0
     consumers: str = "cooperative"
+    sum_blocks: int = 0
 
     @cached_property
     def digest(self) -> str:
@@ -78,6 +80,7 @@ class Schedule:
             self.protocol if self.protocol != "simple" else "",
             f"stream{self.stream_k}" if self.stream_k else "",
             self.consumers if self.consumers != "cooperative" else "",
+            f"sums{self.sum_blocks}" if self.sum_blocks else "",
         ) if v)
 
     def as_dict(self) -> dict[str, Any]:
