@@ -152,9 +152,9 @@ def _table(name: str) -> Iterator[str]:
 
 def _against_plain(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """What is left of a table where a plain schedule that the searches timed counts as a peer, too."""
-    plain = {row["label"]: min(
-        (us for tried, us in row["tried_us"].items() if us and " none library" in tried), default=inf) for row in rows}
-    ahead = [row for row in rows if plain[row["label"]] < row["peers_us"]["unfused"]]
+    plain = {row["label"]: min((us for tried, us in row.get("tried_us", {}).items() if us and " none library" in tried),
+                               default=inf) for row in rows}
+    ahead = [row for row in rows if plain[row["label"]] < row["peers_us"].get("unfused", 0.0)]
     if not ahead:
         return
     ratios = [min(row["theirs_us"], plain[row["label"]]) / row["ours_us"] for row in rows]
