@@ -168,8 +168,10 @@ def _against_plain(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             unfused, alone = min(row["peers_us"]["unfused"], plain[row["label"]]), row["peers_us"][beside.BOUND]
             if 0 < unfused - alone < alone:
                 shares.append((unfused - row["ours_us"]) / (unfused - alone))
-        told += (f"; computing is larger in {len(shares)} rows, in which {min(shares):.2f} to {max(shares):.2f} are "
-                 f"hidden, at least 0.85 in {sum(share >= 0.85 for share in shares)}")
+        told += f"; computing is larger in {len(shares)} rows"
+        if shares:
+            told += (f", in which {min(shares):.2f} to {max(shares):.2f} are hidden, at least 0.85 in "
+                     f"{sum(share >= 0.85 for share in shares)}")
     yield f"{told}."
     yield ""
 

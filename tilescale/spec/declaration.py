@@ -232,9 +232,6 @@ def epilogue_limits(spec: Spec) -> str:
         return "epilogues have no kernels beside gathered=True: leave one of them out, or apply them with torch"
     if spec.then and spec.op not in FINISHED:
         return f"epilogues have kernels after {', '.join(FINISHED)}: apply them with torch to the output"
-    if spec.then and spec.op == "ag_gemm" and spec.inputs[0].sizes[0] % spec.world:
-        return ("products of uneven shards are the library's, which has no epilogues: declare rows that the ranks divide, "
-                "or apply them with torch to the output")
     if spec.then and spec.output.dtype not in STORED:
         return f"epilogues end in {', '.join(STORED)}: declare out_dtype so, or apply them with torch to the output"
     return ""
@@ -246,11 +243,11 @@ def _empty_limits(spec: Spec) -> str:
     has matrices in blocks, multiplies something."""
     if not any(0 in tensor.sizes for tensor in (*spec.inputs, spec.output)):
         return ""
-    generated = spec.operation.compute == "gemm" and (
-        spec.inputs[0].itemsize == 1 or (spec.op == "ag_gemm" and bool(spec.then)))  # which multiplies something
-    of_rows = any(move.kind in ("reduce_scatter", "all_reduce") or (move.kind, move.operand, move.dim) == ("gather", 0, 0)
-                  for move in spec.operation.moves)
-    if of_rows and not generated and all(0 not in sizes for sizes in (
+    gathered = any((move.kind, move.operand, move.dim) == ("gather", 0, 0) for move in spec.operation.moves)
+    summed = any(move.kind in ("reduce_scatter", "all_reduce") for move in spec.operation.moves)
+    generated = spec.operation.compute == "gemm" and (  # which multiplies something
+        spec.inputs[0].itemsize == 1 or (gathered and bool(spec.then)))
+    if (gathered or summed) and not generated and all(0 not in sizes for sizes in (
             spec.inputs[0].sizes[1:], spec.output.sizes[1:], *(tensor.sizes for tensor in spec.inputs[1:]))):
         return ""
     filled = "fill an output with zeros" + (f" and apply {', '.join(spec.then)} to them with torch" if spec.then else "")

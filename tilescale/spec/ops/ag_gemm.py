@@ -36,6 +36,9 @@ def _beside(spec: Spec) -> tuple[tuple[str, Tensor], ...]:
 def _limits(spec: Spec) -> str:
     if spec.inputs[0].order != "row":
         return 'kernels gather whole rows of A: declare A with order="row"'
+    if spec.then and spec.inputs[0].sizes[0] % spec.world:
+        return ("products of uneven shards are the library's, which has no epilogues: declare rows that the ranks divide, "
+                "or apply them with torch to the output")
     return ""
 
 
